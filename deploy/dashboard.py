@@ -37,6 +37,8 @@ _STAT_HEIGHT: Final = 4
 
 def _query(expression: str, legend: str = "__auto", *, form: str = "time_series", instant: bool = False) -> Dataquery:
     query = Dataquery().expr(expression).legend_format(legend).format(PromQueryFormat(form))
+    if "_seconds_bucket" in expression:
+        query = query.exemplar(True)
     return (query.instant() if instant else query).ref_id("A")
 
 

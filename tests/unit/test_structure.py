@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_564,
+    "lines of coordinator and adapters": 46_614,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
-    "lines of halfway/coordinator": 8_847,
+    "lines of halfway/coordinator": 8_858,
     "lines of halfway/http": 5_833,
-    "lines of halfway/app": 5_771,
+    "lines of halfway/app": 5_810,
     "lines of halfway/kafka": 10_122,
     "lines of halfway/checks": 1_122,
     "lines of halfway/peers": 349,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_374,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_066,
+    "lines of tests": 77_177,
     "lines of bench": 3_999,
-    "bytes of pages": 204_712,
+    "bytes of pages": 204_757,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 10,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from itertools import accumulate, product
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 import structlog
@@ -31,9 +31,11 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from halfway.coordinator import tracing
 from halfway.coordinator.access import Refusal
 from halfway.coordinator.records import PeerCall, Totals
 from halfway.kafka.clients.config import KINDS
@@ -95,6 +97,8 @@ class Distribution(Collector):
         self._names = [*(str(float(bound)) for bound in buckets), "+Inf"]
         self._counts: dict[tuple[str, ...], list[int]] = {}
         self._sums: dict[tuple[str, ...], float] = {}
+        self._exemplars: dict[tuple[str, ...], Exemplar] = {}
+        """The newest trace of each bucket, by the label values and its name."""
 
     def observe(self, value: float, *labels: str, count: int) -> None:
         """Add `count` observations of the same value."""
@@ -104,6 +108,11 @@ class Distribution(Collector):
             self._sums[labels] = 0.0
         counts[bisect_left(self._bounds, value)] += count
         self._sums[labels] += value * count
+
+    def show_trace(self, value: float, *labels: str, trace: str) -> None:
+        """Let the bucket of a value name a trace."""
+        bucket = self._names[bisect_left(self._bounds, value)]
+        self._exemplars[*labels, bucket] = Exemplar({"trace_id": trace}, value, time.time())
 
     def totals(self, first: str | None, by: int) -> Counts[str]:
         """Return the numbers of observations by the value of one label, of one value of the first label or of all."""
@@ -122,7 +131,8 @@ class Distribution(Collector):
         """Return the cumulative buckets."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for labels, counts in self._counts.items():
-            buckets = list(zip(self._names, accumulate(counts), strict=True))
+            traces = (self._exemplars.get((*labels, name)) for name in self._names)
+            buckets: list[Any] = list(zip(self._names, accumulate(counts), traces, strict=True))
             family.add_metric(labels, buckets, self._sums[labels])
         yield family
 
@@ -233,9 +243,7 @@ class Metrics:
         """The metrics whose first label is a group."""
         for collector in (self._prepares, self._ends, self._prepare_s, self._end_s, self._outcome_s, self._checks):
             registry.register(collector)
-        self._check_s = Histogram(
-            "halfway_check_seconds", "Time of a check", ["verdict"], registry=registry, buckets=_CHECK_S
-        )
+        self._check_s = Distribution("halfway_check_seconds", "Time of a check", ["verdict"], _CHECK_S)
         self._requests = Tally("halfway_requests", "Requests answered", ["operation", "status"])
         self._streamed = Tally("halfway_stream_operations", "Operations of streams answered", ["operation", "status"])
         for tally in (self._requests, self._streamed):
@@ -246,9 +254,10 @@ class Metrics:
         self._lane_bytes = Histogram(
             "halfway_lane_batch_bytes", "Payload of a Kafka transaction of the lane", registry=registry, buckets=_BYTES
         )
-        self._lane_s = Histogram(
-            "halfway_lane_commit_seconds", "Time of a Kafka transaction", registry=registry, buckets=_LATENCY_S
-        )
+        self._lane_s = Distribution("halfway_lane_commit_seconds", "Time of a Kafka transaction", [], _LATENCY_S)
+        self._lane_s.observe(0.0, count=0)
+        for distribution in (self._check_s, self._lane_s):
+            registry.register(distribution)
         self._lane_failures = Counter(
             "halfway_lane_failures", "Incarnations that ended in a failure", ["reason"], registry=registry
         )
@@ -313,13 +322,13 @@ class Metrics:
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         self._checks.count((self._groups.label(group), verdict, "true" if sent else "false"), 1)
-        self._check_s.labels(verdict).observe(seconds)
+        self._check_s.observe(seconds, verdict, count=1)
 
     def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
         """Observe one Kafka transaction of the lane."""
         self._lane_ends.observe(ends)
         self._lane_bytes.observe(payload_bytes)
-        self._lane_s.observe(seconds)
+        self._lane_s.observe(seconds, count=1)
 
     def lane_failed(self, reason: str) -> None:
         """Count the end of an incarnation."""
@@ -426,16 +435,40 @@ class Metrics:
     def show_counter(self, name: str, text: str, read: Callable[[], float]) -> None:
         self.registry.register(_Read(lambda: [_counter(name, text, read())]))
 
-    def render(self) -> tuple[bytes, str]:
+    def traced(self, span: Any) -> None:
+        """Let the histogram that has the time of a sampled span name its trace."""
+        context = span.get_span_context()
+        if not context.trace_flags.sampled:
+            return
+        said = span.attributes
+        kind = said.get("messaging.operation.type", "check")
+        times, labels = {
+            "create": (self._prepare_s, ("halfway.result",)),
+            "settle": (self._end_s, ("messaging.operation.name", "halfway.result")),
+            "send": (self._lane_s, ()),
+            "check": (self._check_s, ("halfway.outcome",)),
+        }[kind]
+        error = "none" if kind == "check" else said.get("error.type", "")
+        values = (said.get(label, error) for label in labels)
+        seconds = (span.end_time - span.start_time) / 1e9
+        times.show_trace(seconds, *values, trace=f"{context.trace_id:032x}")
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics as text, and its content type. It has the series of a deleted group for the last time."""
-        text = generate_latest(self.registry)
+        encode, content_type = encoding(accept)
+        text = encode(self.registry)
         for group in self._groups.forget_deleted():
             for metric in self._of_groups:
                 metric.forget(group)
-        return text, CONTENT_TYPE_LATEST
+        return text, content_type
 
 
-def _value(metric: Counter | Histogram, suffix: str) -> float:
+def encoding(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """Return what encodes metrics, and the content type: with exemplars if they are accepted and traces are on."""
+    return choose_encoder(accept) if tracing.is_on() else (generate_latest, CONTENT_TYPE_LATEST)
+
+
+def _value(metric: Collector, suffix: str) -> float:
     """Return the sum of a metric's samples whose names end like this."""
     samples = (sample for family in metric.collect() for sample in family.samples)
     return sum(sample.value for sample in samples if sample.name.endswith(suffix))

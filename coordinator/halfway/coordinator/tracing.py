@@ -22,7 +22,7 @@ from msgspec import structs
 
 from halfway.coordinator.changes import Change
 from halfway.coordinator.ports import CheckReply, CheckRequest, LaneAnswers
-from halfway.coordinator.requests import End, Prepare, Prepared, TraceContext
+from halfway.coordinator.requests import End, EndResult, Prepare, Prepared, TraceContext
 from halfway.protocol.records import Half, Message
 from halfway.protocol.transactions import Action
 
@@ -40,6 +40,7 @@ class _Tracer:
     """OpenTelemetry's functions, which are imported only here."""
 
     def __init__(self, provider: Any) -> None:
+        self.follow: Callable[[Any], None] = lambda _: None
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -79,6 +80,7 @@ class _Tracer:
             span.set_attribute("error.type", code)
             span.set_status(self.trace.StatusCode.ERROR)
         span.end()
+        self.follow(span)
 
 
 _tracer: _Tracer | None = None
@@ -89,6 +91,12 @@ def use(provider: Any) -> None:
     """Trace with a provider of OpenTelemetry, or no more if it is None."""
     global _tracer  # noqa: PLW0603 - one process has one
     _tracer = None if provider is None else _Tracer(provider)
+
+
+def follow(ended: Callable[[Any], None]) -> None:
+    """Call a function with each span that has ended, if traces are on."""
+    if _tracer is not None:
+        _tracer.follow = ended
 
 
 def is_on() -> bool:
@@ -238,7 +246,8 @@ def begin_prepare(one: Any) -> Prepare:
 def end_prepare(span: Any, result: Prepared | Exception) -> None:
     if _tracer is not None:
         if isinstance(result, Prepared):
-            _tracer.finish(span, None, {"halfway.transaction.id": result.id})
+            known = "prepared" if result.created else "repeated"
+            _tracer.finish(span, None, {"halfway.transaction.id": result.id, "halfway.result": known})
         else:
             _tracer.finish(span, result, {})
 
@@ -290,6 +299,8 @@ def ended(change: Change, result: object) -> None:
         "halfway.transaction.id": change.id,
         "halfway.cause": change.cause.value,
     }
+    if isinstance(result, EndResult):
+        attributes["halfway.result"] = "changed" if result.changed else "unchanged"
     kind = _tracer.kinds.INTERNAL if change.request is None else _tracer.kinds.SERVER
     span = _tracer.start_span(name, kind, parent, links, attributes, asyncio.get_running_loop().time() - change.began)
     _tracer.finish(span, result if isinstance(result, Exception) else None, {})

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from halfway.client import Halfway, Message
 from tests.support.brokers.fixtures import Kafka
@@ -40,9 +41,13 @@ async def test_a_prepare_whose_instance_is_killed_is_one_trace_up_to_the_message
             first.kill()
             remove_members(kafka.bootstrap_servers, first.topic("members"))
             endpoint.answer("commit")
-            await connect(second.start()).until(name, "committed")
+            rest = connect(second.start())
+            await rest.until(name, "committed")
             found = await collector.until(f"check {group}", f"commit {topic}", f"send {topic}")
             spans = [span for span in collector.spans if span.trace == prepared.trace]
+            accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+            async with rest.session.get(f"{rest.health_url}/metrics", headers=accept) as response:
+                families = list(text_string_to_metric_families(await response.text()))  # type: ignore[no-untyped-call]
         finally:
             fleet.close()
     context = order.get_span_context()
@@ -52,6 +57,9 @@ async def test_a_prepare_whose_instance_is_killed_is_one_trace_up_to_the_message
     assert {span.resource["service.instance.id"] for span in (checked, committed, sent)} == {"2"}
     assert {span.resource["service.name"] for span in spans} == {"halfway"}
     assert sent.links == (prepared.id,)
+    samples = [sample for family in families for sample in family.samples if sample.exemplar is not None]
+    assert {sample.exemplar.labels["trace_id"] for sample in samples} == {prepared.trace}
+    assert {sample.name for sample in samples} == {f"halfway_{one}_seconds_bucket" for one in ("check", "lane_commit")}
     assert endpoint.asked_about(name)[-1].headers["traceparent"].startswith(f"00-{checked.trace}-{checked.id}-")
     written = {record.value: record.header("traceparent") or b"" for record in await cluster.read(topic)}
     assert written[b"second"] == OURS.encode()

@@ -92,6 +92,7 @@ async def test_a_prepare_is_a_child_of_its_caller_and_its_context_is_that_of_the
         "messaging.destination.name": "orders",
         "halfway.group": "shop",
         "halfway.transaction.id": done.id,
+        "halfway.result": "prepared",
     }
     assert SECRET.decode() not in "".join(span.to_json() for span in spans.get_finished_spans())
 

@@ -193,6 +193,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None, w
     stop.on_signals(worker)
     deaths = Deaths(stop.begin)
     pauses, metrics = LoopPauses(), Metrics()
+    tracing.follow(metrics.traced)
     stage = Stage(pauses, metrics_need_key=settings.access_control and settings.open_access != "metrics")
     show_process(metrics, pauses, stage)
     tls = server_tls(settings)

@@ -24,12 +24,13 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import SecretStr
 from yarl import URL
 
+from halfway.app.metrics import encoding
 from halfway.app.settings import MAX_WORKERS, Settings
 from halfway.http.server.health_port import HealthPort
 from halfway.http.server.server import HttpServer
@@ -218,15 +219,15 @@ class Worker:
         if not hmac.compare_digest(token, self.assignment.token.encode()):
             raise ForbiddenError("this page is for the other workers: read the health port")
 
-    async def ask_others(self, path: str, within_s: float) -> dict[int, bytes | None]:
+    async def ask_others(self, path: str, within_s: float, accept: str = "") -> dict[int, bytes | None]:
         """Return the page of each other worker, None for one that does not answer."""
         if self._session is None:
             self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trust_env=False)
         others = [one for one in self.state.workers if one.number != self.number]
-        pages = await asyncio.gather(*(self._ask(one, path, within_s) for one in others))
+        pages = await asyncio.gather(*(self._ask(one, path, within_s, accept) for one in others))
         return {one.number: page for one, page in zip(others, pages, strict=True)}
 
-    async def _ask(self, other: Colleague, path: str, within_s: float) -> bytes | None:
+    async def _ask(self, other: Colleague, path: str, within_s: float, accept: str) -> bytes | None:
         assert self._session is not None  # noqa: S101 - `ask_others` has opened it
         if not other.pages:
             return None
@@ -235,7 +236,7 @@ class Worker:
                 asyncio.timeout(within_s),
                 self._session.get(
                     f"http://{LOOPBACK}:{other.pages}{path}",
-                    headers={TOKEN_HEADER: self.assignment.token},
+                    headers={TOKEN_HEADER: self.assignment.token, "Accept": accept},
                     allow_redirects=False,
                 ) as answer,
             ):
@@ -273,9 +274,10 @@ class ServicePort:
         if path == "/metrics":
             if answer.status != HTTPStatus.OK:
                 return answer
-            others = await worker.ask_others(path, _METRICS_S)
+            accept = request.headers.get("Accept", "")
+            others = await worker.ask_others(path, _METRICS_S, accept)
             pages = {worker.number: _body(answer), **others}
-            text = merged_metrics(pages, state.replaced)
+            text = merged_metrics(pages, state.replaced, accept)
             return web.Response(body=text, headers={"Content-Type": answer.headers["Content-Type"]})
         others = await worker.ask_others(path, _HEALTH_S)
         pages = {worker.number: _body(answer), **others}
@@ -314,27 +316,30 @@ def merged_health(pages: Mapping[int, bytes | None], *, is_ok: bool = False) -> 
     return code, {"status": "ok" if is_ok else status, **found}
 
 
-_LABELLED: Final = re.compile(r"^(\w+)\{(.*)\} ", re.MULTILINE)
+_END: Final = "# EOF"
+_LABELLED: Final = re.compile(r"^(\w+)\{", re.MULTILINE)
 _PLAIN: Final = re.compile(r"^(\w+) ", re.MULTILINE)
 
 
-def merged_metrics(pages: Mapping[int, bytes | None], replaced: Mapping[int, int]) -> bytes:
+def merged_metrics(pages: Mapping[int, bytes | None], replaced: Mapping[int, int], accept: str = "") -> bytes:
     """Return the metrics of all workers: each series once, with the label `worker`, and each family once.
 
     They are not added up: a sum falls when a worker is replaced, and Prometheus would take that for a restart of all.
     """
     families: dict[str, list[str]] = {}
     for number, page in sorted(pages.items()):
-        for family in ("" if page is None else "\n" + page.decode().rstrip("\n")).split("\n# HELP ")[1:]:
+        for family in ("" if page is None else "\n" + page.decode().rstrip("\n").removesuffix(_END).rstrip("\n")).split(
+            "\n# HELP "
+        )[1:]:
             help_text, _, rest = family.partition("\n")
             type_text, _, samples = rest.partition("\n")
             label = f'worker="{number}"'
-            lines = _PLAIN.sub(rf"\1{{{label}}} ", _LABELLED.sub(rf"\1{{\2,{label}}} ", samples))
+            lines = _PLAIN.sub(rf"\1{{{label}}} ", _LABELLED.sub(rf"\1{{{label},", samples))
             families.setdefault(f"# HELP {help_text}\n{type_text}", []).extend([lines] if lines else [])
     registry = CollectorRegistry()
     registry.register(WorkerFigures({number: page is not None for number, page in pages.items()}, replaced))
     text = "".join("\n".join([head, *samples]) + "\n" for head, samples in families.items())
-    return text.encode() + generate_latest(registry)
+    return text.encode() + encoding(accept)[0](registry)
 
 
 class WorkerFigures(Collector):

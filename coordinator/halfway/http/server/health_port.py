@@ -44,14 +44,14 @@ class HealthPort:
         reasons: Callable[[], Sequence[Reason]],
         warnings: Callable[[], Sequence[Reason]] = tuple,
         not_acquired: Callable[[], Sequence[ShardNotAcquired]],
-        metrics: Callable[[], tuple[bytes, str]],
+        metrics: Callable[[str], tuple[bytes, str]],
         demand_reader: Callable[[web.BaseRequest], object] = lambda _: None,
         api: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] | None = None,
     ) -> None:
         """Take the functions that return why this instance is not ready, and the metrics with their content type.
 
         `starting` returns what the first recovery waits for. `warnings` and `not_acquired` are shown whether the
-        instance is ready or not. `demand_reader` raises a HalfwayError if the
+        instance is ready or not. `metrics` takes what the caller accepts. `demand_reader` raises a HalfwayError if the
         caller may not read metrics; everybody may read health. `api` answers the calls of the API if this port serves
         the console.
         """
@@ -92,7 +92,7 @@ class HealthPort:
             self._demand_reader(request)
         except HalfwayError as error:
             return _problem(error)
-        body, content_type = self._metrics()
+        body, content_type = self._metrics(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 

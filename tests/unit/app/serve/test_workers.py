@@ -62,7 +62,7 @@ def test_each_family_is_once_on_the_page_and_each_series_names_its_worker() -> N
     lines = merged_metrics({1: page(2), 0: page(1), 2: None}, {0: 3}).decode().splitlines()
     assert lines == [
         *("# HELP a_total A } brace", "# TYPE a_total counter"),
-        *('a_total{text="} b# HELP \\n",worker="0"} 1.0', 'a_total{text="} b# HELP \\n",worker="1"} 2.0'),
+        *('a_total{worker="0",text="} b# HELP \\n"} 1.0', 'a_total{worker="1",text="} b# HELP \\n"} 2.0'),
         *("# HELP b B", "# TYPE b gauge", 'b{worker="0"} 1e+09', 'b{worker="1"} 2e+09'),
         *("# HELP c C", "# TYPE c gauge"),
         *("# HELP halfway_worker_up 1 if a worker has answered this scrape, else 0", "# TYPE halfway_worker_up gauge"),
