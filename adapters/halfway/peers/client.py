@@ -100,6 +100,8 @@ class _Link:
     calls: dict[int, _PendingCall] = field(default_factory=dict)
     """The calls that wait for an answer by their numbers, sent or not."""
     calls_bytes: int = 0
+    taken: int | None = None
+    """The number of the last call that the owner has read, if it says so when it closes; later ones are not done."""
 
 
 class HttpPeers:
@@ -165,7 +167,7 @@ class HttpPeers:
             async with asyncio.timeout_at(deadline):
                 return await pending.answer
         except TimeoutError:
-            raise _no_answer(pending, "not in time") from None
+            raise _no_answer(link, pending, "not in time") from None
         finally:
             if not pending.sent:
                 pending.body = b""  # nobody waits for it any more, and it may stay in the queue of a silent owner
@@ -294,6 +296,8 @@ class HttpPeers:
         while True:
             message = await socket.receive(_LOST_S)
             if message.type is not WSMsgType.BINARY:
+                if message.type is WSMsgType.CLOSE and (message.extra or "").isdecimal():
+                    link.taken = int(message.extra or 0)
                 return
             link.last_heard = loop.time()
             for frame in decode_answers(message.data):
@@ -330,11 +334,11 @@ def _fail(link: _Link, detail: str) -> None:
     """Report for each call without an answer whether it may be done."""
     for pending in link.calls.values():
         if not pending.answer.done():
-            pending.answer.set_exception(_no_answer(pending, detail))
+            pending.answer.set_exception(_no_answer(link, pending, detail))
 
 
-def _no_answer(pending: _PendingCall, detail: str) -> HalfwayError:
-    if pending.sent:
+def _no_answer(link: _Link, pending: _PendingCall, detail: str) -> HalfwayError:
+    if pending.sent and (link.taken is None or pending.number <= link.taken):
         return PeerLostError(detail)
     return ShardUnavailableError(f"the owner of the shard could not be called ({detail}): try again")
 

@@ -189,7 +189,7 @@ async def test_while_instances_are_restarted_and_killed_a_load_balancer_always_h
                 await services.until_served()
                 killed = services.now_seen("kill -9 of one of three")
         in_flight = sum(count for failure, count in killed.items() if failure not in OF_A_SHARD)
-        assert in_flight <= CALLERS
+        assert in_flight <= 2 * CALLERS  # its connections are closed one after the other, so a caller may find two
         assert balancer.refused() == 0
         ready = balancer.stop()
         print(ready)  # noqa: T201

@@ -10,7 +10,7 @@ from halfway.coordinator.requests import EndResult
 from halfway.peers import HttpPeers
 from halfway.protocol.errors import AlreadyEndedError, PeerLostError, ShardUnavailableError
 from tests.support.loop_time import LoopTime
-from tests.support.peers.owner import HOST, Owner, Serve, ask
+from tests.support.peers.owner import HOST, Owner, Serve, ask, within
 
 
 async def test_the_errors_of_an_owner_reach_the_caller(serve: Serve, peers: HttpPeers) -> None:
@@ -88,6 +88,29 @@ async def test_a_part_of_the_answers_is_kept_where_the_rest_is_lost(serve: Serve
     with pytest.raises(PeerLostError):
         await never
     owner.gates["never"].set()
+
+
+async def test_what_a_stopping_owner_has_not_read_is_known_not_to_be_done(serve: Serve, peers: HttpPeers) -> None:
+    """It says up to where it has read: a rolling restart leaves no outcome open."""
+    owner, requests = Owner(), list[web.BaseRequest]()
+
+    async def kept(request: web.BaseRequest) -> web.StreamResponse:
+        requests.append(request)
+        return await owner(request)
+
+    at = await serve(kept)
+    await ask(peers, at, "before")
+    [link] = peers._links.values()
+    late = asyncio.create_task(ask(peers, at, "late"))
+    while not any(call.sent for call in link.calls.values()):  # noqa: ASYNC110 - it is needed in this very turn
+        await asyncio.sleep(0)
+    await owner.port.drain(within())
+    for request in requests:
+        if request.transport is not None:
+            request.transport.abort()  # as the end of a process does
+    with pytest.raises(ShardUnavailableError, match="could not be called"):
+        await late
+    assert len(owner.asked) == 1
 
 
 @pytest.mark.parametrize(

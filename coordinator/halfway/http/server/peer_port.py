@@ -6,11 +6,12 @@ import asyncio
 import hmac
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPMethod, HTTPStatus
 from typing import Final
 
 import structlog
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from halfway.coordinator.cluster.forward import PeerHandler
 from halfway.coordinator.logging import LogSummary
@@ -46,6 +47,16 @@ class _RefusedError(Exception):
         self.code = code
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A connection of another instance."""
+
+    socket: web.WebSocketResponse
+    answers: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
+    taken: int = 0
+    """The number of the last call that was read; numbers grow."""
+
+
 class PeerPort:
     """The handler of connections from other instances."""
 
@@ -70,6 +81,7 @@ class PeerPort:
         self._longest_s = longest_s
         self._max_calls = max_calls
         self._calls: set[asyncio.Task[bytes]] = set()
+        self._connections: set[_Connection] = set()
         self._stopping = False
         self._refused = LogSummary(log, "info", "peer_refused")
 
@@ -85,26 +97,41 @@ class PeerPort:
             return response
         incarnation = self._incarnation()
         await socket.prepare(request)
-        answers: asyncio.Queue[bytes] = asyncio.Queue()
-        writing = asyncio.create_task(_write(socket, answers))
+        connection = _Connection(socket)
+        self._connections.add(connection)
+        writing = asyncio.create_task(_write(socket, connection.answers))
         try:
             async for message in socket:
-                if message.type is not WSMsgType.BINARY or answers.qsize() > self._max_calls:
+                if message.type is not WSMsgType.BINARY or connection.answers.qsize() > self._max_calls:
                     break
                 for frame in decode_calls(message.data):
-                    self._begin(frame, incarnation, answers)
+                    connection.taken = frame.number
+                    self._begin(frame, incarnation, connection.answers)
         except ValueError:
             self._refused.note({"reason": "malformed"}, remote=request.remote)
         finally:
+            self._connections.discard(connection)
             writing.cancel()  # the calls under way are finished nevertheless
         return socket
 
     async def drain(self, deadline: float) -> None:
-        """Refuse new calls, and return once the calls under way are answered, or at the deadline."""
+        """Refuse new calls, answer those under way until the deadline, and close the connections.
+
+        The other side is told up to which call they were read, so that it knows that the later ones were not done.
+        """
         self._stopping = True
         if self._calls:
             timeout = max(0.0, deadline - asyncio.get_running_loop().time())
             await asyncio.wait(set(self._calls), timeout=timeout)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await asyncio.gather(*(self._close(connection) for connection in self._connections))
+
+    async def _close(self, connection: _Connection) -> None:
+        await connection.answers.join()
+        taken = str(connection.taken).encode()
+        with suppress(ConnectionError):
+            await connection.socket.close(code=WSCloseCode.GOING_AWAY, message=taken)
 
     def _admit(self, request: web.BaseRequest, socket: web.WebSocketResponse) -> None:
         """Validate the headers of a request. The credential comes first, so that a caller without it learns nothing."""
@@ -178,3 +205,5 @@ async def _write(socket: web.WebSocketResponse, answers: asyncio.Queue[bytes]) -
                 frames.append(answers.get_nowait())
                 size += len(frames[-1])
             await socket.send_bytes(encode_message(frames))
+            for _ in frames:
+                answers.task_done()
