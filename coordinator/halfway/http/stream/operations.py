@@ -298,17 +298,24 @@ def _error(error: Exception) -> HalfwayError:
 
 
 _MASKED: Final = 0x80
+_FINAL: Final = 0x80
 _LENGTH: Final = 0x7F
 _TWO_BYTES: Final = 126
 _EIGHT_BYTES: Final = 127
 _CONTROL: Final = 0x08
 
 
+MAX_EMPTY_FRAMES: Final = 20
+"""How many frames without content a client may send in a second."""
+_SHORT: Final = 125
+"""The longest payload of a frame without content; more needs a longer header."""
+
+
 class ArrivingPayload:
     """Follows the headers of frames, and counts the payload of messages.
 
-    Headers and control frames (pings, pongs, closes) do not count. They are not held, and a client may send any number
-    of them without ever completing a message.
+    Headers and control frames (pings, pongs, closes) do not count as payload: they are not held. But each takes its
+    time, and one read may have tens of thousands. So frames without content are counted.
     """
 
     def __init__(self) -> None:
@@ -318,11 +325,19 @@ class ArrivingPayload:
         self._left = 0
         """Bytes of the payload of this frame that have yet to arrive."""
         self._counts = False
+        self.empty_frames = 0
+        """Control frames, and short fragments that end no message, in this second."""
+        self._second = 0
 
-    def size_in(self, data: bytes) -> int:
-        """Return how many bytes of `data`, which follows what came before, are payload of messages."""
+    def size_in(self, data: bytes, now: float = 0.0) -> int:
+        """Return how many bytes of `data`, which follows what came before, are payload of messages.
+
+        `now` is in seconds. Stops if there have been too many frames without content.
+        """
+        if self._second != int(now):
+            self._second, self.empty_frames = int(now), 0
         found = at = 0
-        while at < len(data):
+        while at < len(data) and self.empty_frames <= MAX_EMPTY_FRAMES:
             if not self._left:
                 at += self._read_header(data, at)
             taken = min(self._left, len(data) - at)
@@ -343,6 +358,8 @@ class ArrivingPayload:
             extended = {_TWO_BYTES: header[2:4], _EIGHT_BYTES: header[2:10]}.get(length)
             self._left = length if extended is None else int.from_bytes(extended)
             self._counts = not header[0] & _CONTROL
+            if not self._counts or (length <= _SHORT and not header[0] & _FINAL):
+                self.empty_frames += 1
             header.clear()
         return at - start
 

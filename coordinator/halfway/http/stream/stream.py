@@ -25,7 +25,7 @@ from halfway.http.requests.validation import cause_of, demand_few_members
 from halfway.http.responses import InternalError, invalid
 from halfway.http.stream import frames
 from halfway.http.stream.frames import Answer, FrameReader, ServerFrame
-from halfway.http.stream.operations import ArrivingPayload, StreamOperations
+from halfway.http.stream.operations import MAX_EMPTY_FRAMES, ArrivingPayload, StreamOperations
 from halfway.protocol.errors import (
     ForbiddenError,
     HalfwayError,
@@ -461,10 +461,14 @@ class Streams:
     def received(self, stream: Stream, data: bytes) -> bool:
         """Count what has arrived for a stream, and return whether it may go on.
 
+        One that sends too many frames without content is cut off: each would take its time from other clients.
         If the unread frames of all streams are too large, the largest one of the caller that has most of them is cut
         off: the streams of others go on.
         """
-        size = stream.arriving.size_in(data)
+        size = stream.arriving.size_in(data, asyncio.get_running_loop().time())
+        if stream.arriving.empty_frames > MAX_EMPTY_FRAMES:
+            self._cut_off.note({"reason": "empty_frames", "principal": str(stream.principal)})
+            return False
         stream.unread_bytes += size
         self._in_flight.arrive(size)
         while self._in_flight.arriving_too_much and (largest := self._largest()) is not None:
