@@ -19,8 +19,9 @@ class Adversary:
     """Answers questions, most of them, as its handler says, between answers that nobody asked for.
 
     `truth` has the handler's outcome for each transaction id. What strays may hold any outcome, and the nonce of any
-    other question. Without `silent_strays`, those on a new connection hold a nonce that is not that of its question:
-    it carries one question only, and what comes on it without a nonce is taken for the answer.
+    other question. Without `silent_strays`, those on a new connection hold a nonce that is not that of its question,
+    and no answer is cut, because a stray would complete it: it carries one question only, and what comes on it without
+    a nonce is taken for the answer.
     """
 
     truth: dict[str, str]
@@ -124,10 +125,9 @@ class Adversary:
             b"\r\n\r\n" + whole,
             whole + b"H",
             whole + chance.randbytes(chance.randrange(60)),
-            whole[: chance.randrange(len(whole))],
-            chance.randbytes(200),
         )
-        return whole if chance.random() < 0.5 else chance.choice(frames)
+        cut = (whole[: chance.randrange(len(whole))], chance.randbytes(200)) if self.silent_strays else ()
+        return whole if chance.random() < 0.5 else chance.choice(frames + cut)
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         """Write the bytes in one piece or in several, with some time in between, perhaps."""
