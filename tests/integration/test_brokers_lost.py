@@ -196,16 +196,25 @@ async def test_the_end_of_a_partition_is_told_after_its_leader_went_and_came_bac
     async def end() -> int:
         return await ends.end(0, deadline=asyncio.get_running_loop().time() + PATIENCE_S)
 
-    def go_and_come_back() -> None:
-        number = brokers.admin.list_topics(topic).topics[topic].partitions[0].leader
-        leader = next(broker for broker in brokers.brokers if broker.name == f"broker-{number}")
-        leader.stop()
-        leader.launch()
+    def leader() -> int:
+        number: int = brokers.admin.list_topics(topic).topics[topic].partitions[0].leader
+        return number
+
+    before = leader()
+    broker = next(broker for broker in brokers.brokers if broker.name == f"broker-{before}")
+
+    def come_back() -> None:
+        broker.launch()
         brokers.wait_until_ready()
-        moved = brokers.admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result()
-        assert set(moved.values()) == {None}
+
+    def leads_again() -> bool:
+        brokers.admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result()  # refused until it may
+        return leader() == before
 
     assert await end() == 0
-    await asyncio.to_thread(go_and_come_back)
+    await asyncio.to_thread(broker.stop)
+    await until_true(lambda: leader() != before, what="another broker leads")
+    await asyncio.to_thread(come_back)
+    await until_true(leads_again, what="the broker leads again")
     assert await end() == 0
     await ends.stop()
