@@ -106,6 +106,8 @@ async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -
     async with RestWorld(port=pick_port()) as first:
         await first.put_shop()
         await first.prepared(id=named_id("r-1"))
+        await first.prepared(id=named_id("ended"))
+        await first.call("POST", f"/v1/transactions/{named_id('ended')}/end", {"outcome": "commit"})
         port = first.port
         await page.goto(f"{first.url}/console/#/transactions")
         await expect(page.get_by_role("link", name=named_id("r-1"))).to_be_visible()
@@ -121,6 +123,8 @@ async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -
         await second.prepared(id=named_id("r-2"))
         await page.get_by_role("link", name="Overview").click()
         await expect(tile(page, "Pending")).to_have_text("2")
+        await expect(page.get_by_text("No transaction has ended since the instances started.")).to_be_visible()
+        await expect(page.get_by_text("and remembered: 1")).to_be_visible()
         await expect(page.get_by_role("alert")).to_have_count(0)
 
 

@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_374,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_210,
+    "lines of tests": 77_214,
     "lines of bench": 3_999,
     "bytes of pages": 204_818,
     "settings": 50,

@@ -39,7 +39,7 @@ export function Overview() {
     </div>
     <${Attention} data=${data} onResume=${(group, parked) => setActing({ group, parked })} />
     <div class="columns ${stale}">
-      <${Panel} title="Ends"><${Chart} title="Ends per second" ring=${ring} series=${ENDS} /><${Totals} caption="Ends by outcome" label="Outcome" rows=${[["commit", "commits"], ["rollback", "rollbacks"]]} empty="No transaction has ended since the instances started." /><//>
+      <${Panel} title="Ends"><${Chart} title="Ends per second" ring=${ring} series=${ENDS} /><${Totals} caption="Ends by outcome" label="Outcome" rows=${[["commit", "commits"], ["rollback", "rollbacks"]]} empty="No transaction has ended since the instances started." />${totals.remembered > 0 ? html`<p class="hint">Ended before a restart or since, and remembered: ${count(totals.remembered)}</p>` : null}<//>
       <${Panel} title="Checks"><${Chart} title="Answers per second" ring=${ring} series=${CHECKS} /><${Totals} caption="Checks by verdict" label="Verdict" rows=${["commit", "rollback", "unknown", "none"].map((verdict) => [verdict, `checks_${verdict}`])} empty="No check has been sent since the instances started." /><//>
     </div>
     <div class="columns ${stale}">
@@ -112,7 +112,7 @@ function evidence(broken) {
 // `rows`: [[word, name of the total]]
 function Totals({ caption, label, rows, empty }) {
   const { data, rates } = useLive();
-  return html`<${Table} caption=${caption} columns=${[{ label }, { label: "Per second", kind: "number" }, { label: "Total", kind: "number" }]}
+  return html`<${Table} caption=${caption} columns=${[{ label }, { label: "Per second", kind: "number" }, { label: "Since the start", kind: "number" }]}
     rows=${rows.filter(([, name]) => data.counted[name] > 0).map(([word, name]) => ({ id: name, cells: [html`<${Badge} of=${word}>${word === "none" ? "no verdict" : word}<//>`, rate(rates[name]), count(data.counted[name])] }))}
     empty=${html`<p class="hint">${empty}</p>`} />`;
 }
