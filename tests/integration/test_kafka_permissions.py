@@ -93,9 +93,12 @@ async def test_a_look_at_everything_names_each_missing_acl_with_its_command_and_
     guarded_kafka.allow(USER, topic, destination, operation.WRITE, operation.DESCRIBE_CONFIGS)
     guarded_kafka.allow(USER, group, config.prefix, operation.READ)
     guarded_kafka.allow(USER, transactional, config.prefix, operation.WRITE)
-    found = await examined(config, destination)
+    missing = f"{destination}-missing"
+    found = await examined(config, destination, missing)
     assert [one for one in found.values() if one.ok is False] == []
-    assert {one.check for one in found.values() if one.ok is None} == {f"Read on {own}", f"Write on {own}"}
+    assert "min.insync.replicas is 1" in found[f"limits of topic {destination}"].detail
+    unknown = {f"Read on {own}", f"Write on {own}", f"Write on topic {missing}", f"limits of topic {missing}"}
+    assert {one.check for one in found.values() if one.ok is None} == unknown
     assert "first start creates it" in found[f"topic {config.half_topic}"].detail
 
     guarded_kafka.allow(USER, topic, config.prefix, operation.READ)

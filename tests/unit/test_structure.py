@@ -9,13 +9,13 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_668,
+    "lines of coordinator and adapters": 46_680,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_858,
     "lines of halfway/http": 5_883,
     "lines of halfway/app": 5_810,
-    "lines of halfway/kafka": 10_122,
+    "lines of halfway/kafka": 10_134,
     "lines of halfway/checks": 1_122,
     "lines of halfway/peers": 353,
     "lines of halfway/simulated": 2_206,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_374,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_214,
+    "lines of tests": 77_217,
     "lines of bench": 3_999,
     "bytes of pages": 204_818,
     "settings": 50,

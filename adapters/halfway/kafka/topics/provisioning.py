@@ -352,6 +352,8 @@ class _Session:
         yield Finding.of(f"Write and Describe on transactional ids {self._config.prefix}*", verify)
         for name in destinations:
             yield from self._permissions(f"topic {name}", [name], reads=False)
+            with suppress(HalfwayError):  # the permissions say it
+                yield self._limits(name)
 
     def _permissions(self, what: str, names: Sequence[str], *, reads: bool = True) -> Iterator[Finding]:
         """Yield a finding for each operation: denied for one of the topics, allowed for all, or not known yet."""
@@ -383,6 +385,16 @@ class _Session:
             return _MISSING
         denied |= {one.name.title() for one in _NEEDED_OPERATIONS if allowed and one not in allowed}
         return None
+
+    def _limits(self, name: str) -> Finding:
+        """Say what a topic of others refuses."""
+        check, settings = f"limits of topic {name}", self._settings([name]).get(name)
+        if settings is None:
+            return Finding(check=check, ok=None, detail="the topic is missing: messages to it are refused")
+        keyless = " with keys, as it is compacted," if "compact" in settings["cleanup.policy"] else ""
+        size, copies = f"{int(settings['max.message.bytes']):,}", settings["min.insync.replicas"]
+        detail = f"it takes messages{keyless} in batches of up to {size} bytes; min.insync.replicas is {copies}"
+        return Finding(check=check, ok=True, detail=detail)
 
     def _find(self, plan: TopicPlan, found: dict[str, FoundTopic]) -> str | None:
         """Add a topic to those found; if it is missing, raise ConfigurationError if it could not be created."""
