@@ -155,13 +155,14 @@ async def async_driver(servers: Servers, driver: str) -> AsyncIterator[tuple[Beg
             async with AsyncConnectionPool(address, min_size=1, max_size=2, open=False) as psycopg_pool:
                 yield psycopg_pool.connection, psycopg_pool.connection
         case "psycopg":
+            opening: Any = partial(psycopg.AsyncConnection.connect, host=folder, user=USER, dbname="postgres")
 
             @asynccontextmanager
             async def connect() -> AsyncIterator[Any]:
-                async with await psycopg.AsyncConnection.connect(host=folder, user=USER, dbname="postgres") as one:
+                async with await opening() as one:
                     yield one
 
-            yield connect, connect
+            yield opening, connect
         case "asyncmy" | "asyncmy_pool":
             async with AsyncExitStack() as stack:
                 acquire: Callable[[], Any] = partial(asyncmy.connect, unix_socket=socket, user=USER, database="test")

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from halfway.client.consumer import AsyncConsumer, AsyncInbox, Consumer, InvalidSettingError, Record
+from halfway.client.consumer import AsyncConsumer, AsyncInbox, Record
 from tests.integration.test_consumer import GENEROUS_S, QUICK, Shop
 from tests.support.brokers.fixtures import Kafka
 from tests.support.waiting import until_true
@@ -172,12 +172,3 @@ async def test_partitions_change_hands_without_an_effect_lost_or_repeated(shop: 
     await running
     for partition in (0, 1):
         assert [what for what in shop.effects() if int(what[1:]) % 2 == partition] == wanted[partition::2]
-
-
-async def test_an_inbox_or_a_handler_of_the_other_kind_is_refused(shop: AsyncShop) -> None:
-    given: dict[str, Any] = {"group": shop.group, "topics": [shop.topic]}
-    for handle, inbox in ((note, shop.inbox), (lambda *_: None, shop.async_inbox)):
-        with pytest.raises(InvalidSettingError, match="give both to an AsyncConsumer"):
-            Consumer(shop.settings, handle=handle, inbox=inbox, **given).run()  # type: ignore[arg-type]
-    with pytest.raises(InvalidSettingError, match="an Inbox blocks the event loop"):
-        await AsyncConsumer(shop.settings, handle=note, inbox=shop.inbox, **given).run()  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # public, but not for mypy
 
-from halfway.client.barrier import UncommittedConnectionError
+from halfway.client.barrier import MissingTableError, UncommittedConnectionError
 from halfway.client.consumer import (
     Consumer,
     Inbox,
@@ -407,19 +407,23 @@ def test_a_commit_that_stands_although_it_raised_is_no_dead_letter(shop: Shop) -
     assert (letter.value, letter.header("dead-letter-attempts")) == (b"does not", b"1")
 
 
-def test_a_database_whose_transactions_never_commit_is_refused_before_the_first_effect(shop: Shop) -> None:
-    """Otherwise every message would be skipped without an attempt."""
+def test_an_inbox_that_cannot_work_is_refused_at_the_start(shop: Shop) -> None:
+    """Otherwise every message would wait, or be skipped without an attempt; so would the service, without any."""
 
     @contextmanager
     def begin() -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(shop.database, timeout=30)) as connection:
             yield connection
 
+    for inbox, error in (
+        (Inbox("sqlite", begin), UncommittedConnectionError),
+        (Inbox("sqlite", shop.begin, table="nowhere"), MissingTableError),
+    ):
+        consumer = shop.consume(inbox=inbox)
+        consumer.join(GENEROUS_S)
+        with pytest.raises(error):
+            consumer.stop()
     shop.produce("one")
-    consumer = shop.consume(inbox=Inbox("sqlite", begin))
-    consumer.join(GENEROUS_S)
-    with pytest.raises(UncommittedConnectionError, match="do not commit when their context exits"):
-        consumer.stop()
     shop.consume()
     shop.wait_for("one")
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_680,
+    "lines of coordinator and adapters": 46_877,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_858,
@@ -20,14 +20,14 @@ BOUNDS = {
     "lines of halfway/peers": 353,
     "lines of halfway/simulated": 2_206,
     "lines of halfway/embedded": 1_308,
-    "lines of halfway/client": 7_830,
+    "lines of halfway/client": 8_027,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_374,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_217,
+    "lines of tests": 77_300,
     "lines of bench": 3_999,
-    "bytes of pages": 204_792,
+    "bytes of pages": 204_780,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 10,

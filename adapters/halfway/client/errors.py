@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from math import inf
 from typing import Any, ClassVar, Final
 
 
 class HalfwayError(Exception):
     """The base class of all errors of this client."""
+
+
+class InvalidSettingError(HalfwayError, ValueError):
+    """A setting is not valid; the message names it, its value, and what to give."""
+
+
+def demand(
+    is_valid: object, name: str, value: object, expected: str, error: type[HalfwayError] = InvalidSettingError
+) -> None:
+    """Raise an error unless a value that a caller has just given is valid: later nobody may see it."""
+    if not is_valid:
+        raise error(f"{name} is {ascii(value)[:80]}: give {expected}")
+
+
+def matches(pattern: re.Pattern[str], value: object) -> bool:
+    """Return whether a value is a text that a pattern matches as a whole."""
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def demand_positive(least: float = 0, **numbers: object) -> None:
+    """Raise InvalidSettingError for what is no finite number above 0, or of at least `least`."""
+    for name, number in numbers.items():
+        is_valid = isinstance(number, int | float) and max(0, least) <= number < inf and number != 0
+        demand(is_valid, name, number, f"a number of at least {least:g}" if least else "a number above 0")
 
 
 class ClientClosedError(HalfwayError):

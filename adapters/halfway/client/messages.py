@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-import copy
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Final, Literal, TypedDict
+from functools import partial
+from inspect import isawaitable
+from typing import Any, Final, Literal, Self, TypedDict, cast
 
-from halfway.client.errors import HalfwayError
+from halfway.client.errors import HalfwayError, demand, matches
 
 Data = str | bytes | None
 """Text is sent as UTF-8, bytes are sent unchanged, None is null."""
-Serializer = Callable[[Any, Any], Data]
+Serializer = Callable[[Any, Any], Data | Awaitable[Data]]
 """Takes a key or value and a `SerializationContext`, as confluent_kafka's `AvroSerializer` does."""
 
 
@@ -46,7 +47,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class UnserialisableMessageError(HalfwayError, TypeError):
-    """A part of a message cannot be serialised; the error names the part and the accepted types."""
+    """A part of a message is none that halfway accepts; the error names the part, and what to give."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,37 +65,64 @@ class Message:
     """None lets halfway choose the partition by the key, as Kafka's Java client does."""
     serializer: InitVar[Serializer | None] = None
     key_serializer: InitVar[Serializer | None] = None
+    _document: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self, serializer: Serializer | None, key_serializer: Serializer | None) -> None:
-        """Serialise or copy once: a repeat of a prepare has the same content, whatever the caller does with the value.
+        """Serialise once: a repeat of a prepare has the same content, whatever the caller does with the value.
 
-        Raises what the serializer raises.
+        Raises UnserialisableMessageError, and what the serializer raises.
         """
+        _demand(matches(_TOPIC, self.topic), "topic", self.topic, _TOPICS)
         pairs = _pairs(self.headers)
         headers = dict(pairs)
-        names = len(headers)
+        self._set("headers", headers)
         if key_serializer is not None:
-            object.__setattr__(self, "key", key_serializer(self.key, SerializationContext(self.topic, "key", headers)))
+            self._set("key", key_serializer(self.key, SerializationContext(self.topic, "key", headers)))
         if serializer is not None:
-            object.__setattr__(
-                self, "value", serializer(self.value, SerializationContext(self.topic, "value", headers))
-            )
-        added = list(headers.items())[names:]
-        object.__setattr__(self, "headers", headers if names == len(pairs) else (*pairs, *added))
-        if not isinstance(self.value, str | bytes | None):
-            with contextlib.suppress(Exception):  # what cannot be copied is no JSON either, as `as_json` says
-                object.__setattr__(self, "value", copy.deepcopy(self.value))
+            self._set("value", serializer(self.value, SerializationContext(self.topic, "value", headers)))
+        if (serializer or key_serializer) and (isawaitable(self.key) or isawaitable(self.value)):
+            self._set("_document", {"pairs": pairs})
+        else:
+            self._settle(pairs)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Wait for asynchronous serializers, such as confluent_kafka's AsyncAvroSerializer, and return the message."""
+        if (pairs := self._document.get("pairs")) is not None:
+            for name in ("key", "value"):
+                if isawaitable(data := getattr(self, name)):
+                    self._set(name, (yield from data.__await__()))
+            self._settle(pairs)
+        return self
 
     def as_json(self) -> dict[str, Any]:
         """Return the message in the format of `POST /v1/transactions` (docs/api.md, "Prepare")."""
+        if "pairs" in self._document:
+            raise UnserialisableMessageError("the serializer is asynchronous: give `await Message(...)`")
+        return self._document
+
+    def _settle(self, pairs: tuple[tuple[str, Data], ...]) -> None:
+        """Make the JSON format, which keeps a copy of what the caller may change."""
+        headers, partition = cast("dict[str, Data]", self.headers), self.partition
+        names = len(dict(pairs))
+        if names < len(pairs):
+            self._set("headers", (*pairs, *list(headers.items())[names:]))
         document: dict[str, Any] = {"topic": self.topic, "key": _data(self.key, "key"), "value": _value(self.value)}
+        if isinstance(self.value, dict | list | tuple):
+            self._set("value", document["value"]["data"])
         if self.headers:
-            document["headers"] = [
-                {"name": name, "value": _data(value, f"headers[{name!r}]")} for name, value in _pairs(self.headers)
-            ]
-        if self.partition is not None:
-            document["partition"] = self.partition
-        return document
+            document["headers"] = [_header(name, value) for name, value in _pairs(self.headers)]
+        if partition is not None:
+            _demand(
+                type(partition) is int and partition >= 0,
+                "partition",
+                partition,
+                "a number from 0, or None for the key to choose",
+            )
+            document["partition"] = partition
+        self._set("_document", document)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
 
 def require_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
@@ -108,8 +136,25 @@ def require_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
     return messages
 
 
+_TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+_TOPICS: Final = "1 to 249 letters, digits and . _ -"
+_HEADER: Final = re.compile(r"(?!halfway-)[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
+
+
+_demand = partial(demand, error=UnserialisableMessageError)
+
+
 def _pairs(headers: Headers) -> tuple[tuple[str, Data], ...]:
-    return tuple(headers.items() if isinstance(headers, Mapping) else headers)
+    try:
+        pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+        return tuple([(name, value) for name, value in pairs])
+    except (TypeError, ValueError):
+        raise UnserialisableMessageError(f"headers is {type(headers).__name__}: give a dict, or pairs") from None
+
+
+def _header(name: object, value: Data) -> dict[str, object]:
+    _demand(matches(_HEADER, name), "the name of a header", name, "1 to 255 characters that do not start with halfway-")
+    return {"name": name, "value": _data(value, f"headers[{name!r}]")}
 
 
 def _data(data: object, part: str) -> object:
@@ -132,12 +177,12 @@ def _value(value: object) -> object:
     if value is None or isinstance(value, str | bytes | bytearray | memoryview):
         return _data(value, "value")
     try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UnserialisableMessageError(
             f"value cannot be serialised as JSON ({error}): give str, bytes, None, or a value that json.dumps accepts"
         ) from None
-    return {"type": "JSON", "data": value}
+    return {"type": "JSON", "data": json.loads(text)}
 
 
 Outcome = Literal["commit", "rollback", "unknown"]

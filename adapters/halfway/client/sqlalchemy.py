@@ -93,7 +93,7 @@ class AsyncSessionProducer:
         **options: Unpack[MessageOptions],
     ) -> str:
         """Same as `SessionProducer.send`."""
-        message = Message(topic=topic, key=key, value=value, **options)
+        message = await Message(topic=topic, key=key, value=value, **options)
         self._client.demand_no_block()
         return await session.run_sync(
             lambda inner: _send(self._client, self._barrier, inner, message, confirm=self._confirm, store=self._store)

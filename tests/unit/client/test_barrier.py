@@ -2,25 +2,30 @@
 
 import re
 import sqlite3
+from asyncio import sleep
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from sqlalchemy import NullPool, create_engine
 
 from halfway.client.barrier import (
     Barrier,
     ConflictError,
     InvalidRetentionError,
     LateTransactionError,
+    MissingTableError,
     UncommittedConnectionError,
     UnsupportedConnectionError,
     sqlite_transactions,
 )
 from halfway.client.barrier.table import STATEMENTS, BarrierTable, Dialect
 from halfway.client.checks.answers import Check
-from halfway.client.consumer.inbox import InboxTable
+from halfway.client.consumer.inbox import Inbox, InboxTable
 from halfway.client.messages import may_have_committed
 
 
@@ -86,6 +91,19 @@ def test_bad_use_names_the_remedy(shop: Shop, tmp_path: Path) -> None:
         Barrier("sqlite", shop.begin, table="x; DROP TABLE orders")
     with pytest.raises(ValueError, match="oracle"):
         Barrier("oracle", shop.begin)
+    with (
+        closing(sqlite3.connect(":memory:")) as callable_connection,
+        pytest.raises(UnsupportedConnectionError, match=r"connect is Connection: give a function .*`engine\.begin`"),
+    ):
+        Barrier("sqlite", cast("Any", callable_connection))
+    for of_sqlite in (shop.begin, create_engine(f"sqlite:///{tmp_path}/shop.sqlite", poolclass=NullPool).begin):
+        for begin in (Barrier("postgresql", of_sqlite).create, Inbox("postgresql", of_sqlite).create):
+            with pytest.raises(UnsupportedConnectionError, match="but connect opens sqlite: give 'sqlite'"):
+                begin()
+    with pytest.raises(UnsupportedConnectionError, match="connect returned coroutine: give a function that"):
+        Barrier("sqlite", cast("Any", partial(sleep, 0))).create()
+    with pytest.raises(MissingTableError, match=r"inbox\.create\(\)"):
+        Inbox("sqlite", shop.begin).demand_commits()
     with pytest.raises(UnsupportedConnectionError, match="sqlite3, psycopg"):
         shop.barrier.insert(tmp_path, "a")
     with pytest.raises(ValueError, match="id of the prepared transaction"), shop.begin() as connection:

@@ -2,7 +2,8 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -18,6 +19,7 @@ from halfway.client import (
     EndUnconfirmedError,
     Halfway,
     InvalidRequestError,
+    InvalidSettingError,
     InvalidUrlError,
     Message,
     NestedTransactionError,
@@ -33,7 +35,7 @@ from halfway.client import (
     UnserialisableMessageError,
     WrongEventLoopError,
 )
-from halfway.client.barrier import Barrier, BarrierMaintenance, sqlite_transactions
+from halfway.client.barrier import Barrier, BarrierMaintenance, Store, sqlite_transactions
 from halfway.client.calls.repeats import ATTEMPT_S
 from tests.support.client.serving import serving
 from tests.support.ids import named_id
@@ -44,6 +46,7 @@ from tests.support.waiting import GENEROUS_S, eventually
 ORDER = Message(topic="orders", key="42", value={"total": 9.9}, headers={"trace": b"\xff"})
 ORDER_ID = named_id("order-42")
 SOME_ID = named_id("a")
+NOWHERE = "http://127.0.0.1:1"
 
 
 @pytest.fixture
@@ -299,10 +302,6 @@ async def test_use_that_cannot_work_names_the_remedy(world: RestWorld, halfway: 
     for url in ("halfway:8080", "ftp://halfway", "http://halfway:8080/v1", "http://halfway:99999"):
         with pytest.raises(InvalidUrlError, match="such as http://halfway:8080"):
             Halfway(url, "shop")
-    with pytest.raises(UnserialisableMessageError, match="value cannot be serialised as JSON"):
-        await halfway.prepare([Message(topic="orders", value={"at": object()})], id=SOME_ID)
-    with pytest.raises(UnserialisableMessageError, match="key is int"):
-        await halfway.prepare([Message(topic="orders", key=42)], id=SOME_ID)
     with pytest.raises(ClientClosedError, match="async with"):
         await Halfway(world.url, "shop").prepare([ORDER], id=SOME_ID)
     async with Halfway(world.url, "nobody") as client:
@@ -357,19 +356,63 @@ async def state_after(client: Halfway, transaction_id: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "message",
+    "part, told",
     [
-        Message(topic="orders", value="\ud800"),
-        Message(topic="orders", value={"name": "\ud800"}),
-        Message(topic="orders", value={"\ud800": 1}),
-        Message(topic="orders", value=[float("nan")]),
-        Message(topic="orders", key="\ud800"),
-        Message(topic="orders", headers={"trace": "\ud800"}),
+        ({"value": "\ud800"}, "value cannot be encoded"),
+        ({"value": {"name": "\ud800"}}, "value cannot be serialised as JSON"),
+        ({"value": {"\ud800": 1}}, "value cannot be serialised"),
+        ({"value": [float("nan")]}, "value cannot be serialised"),
+        ({"value": {"at": datetime(2026, 1, 1, tzinfo=UTC)}}, "value cannot be serialised"),
+        ({"key": "\ud800"}, "key cannot be encoded"),
+        ({"key": 42}, "key is int: give str"),
+        ({"headers": {"trace": "\ud800"}}, r"headers\['trace'\] cannot be encoded"),
+        ({"headers": {"trace": 1}}, r"headers\['trace'\] is int: give str"),
+        ({"headers": {"halfway-id": "1"}}, "do not start with halfway-"),
+        ({"headers": 1}, "headers is int: give a dict, or pairs"),
+        ({"headers": "trace"}, "headers is str"),
+        ({"topic": ""}, "topic is '': give 1 to 249"),
+        ({"topic": 7}, "topic is 7"),
+        ({"partition": -1}, "partition is -1: give a number from 0"),
     ],
 )
-async def test_text_that_is_no_unicode_is_refused_by_name(halfway: Halfway, message: Message) -> None:
-    with pytest.raises(UnserialisableMessageError, match=r"^(value|key|headers\['trace'\]) "):
-        await halfway.prepare([message], id=SOME_ID)
+def test_a_message_that_halfway_would_refuse_is_not_made(part: dict[str, Any], told: str) -> None:
+    with pytest.raises(UnserialisableMessageError, match=f"^.*{told}"):
+        Message(**{"topic": "orders", **part})
+
+
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (lambda: Halfway(NOWHERE, "my shop"), "group is 'my shop': give 1 to 100 letters"),
+        (lambda: Halfway(NOWHERE, ".."), "group is"),
+        (lambda: SyncHalfway(NOWHERE, "shop", prepare_timeout_s=0), "prepare_timeout_s is 0: give a number above 0"),
+        (lambda: Halfway(NOWHERE, "shop", end_timeout_s=float("nan")), "end_timeout_s is nan"),
+        (lambda: Halfway(NOWHERE, "shop", connections=0), "connections is 0: give a number of at least 1"),
+        (lambda: Store(max_rows=0), "max_rows is 0"),
+    ],
+)
+def test_a_setting_that_fails_late_is_refused_at_once(make: Callable[[], object], told: str) -> None:
+    with pytest.raises(InvalidSettingError, match=told):
+        make()
+
+
+async def test_an_asynchronous_serializer_is_awaited() -> None:
+    """As confluent_kafka's AsyncAvroSerializer. It may add headers, too."""
+
+    async def marked(value: object, context: SerializationContext) -> bytes:
+        await asyncio.sleep(0)
+        context.headers[f"schema-of-{context.field}"] = "7"
+        return repr(value).encode()
+
+    given: dict[str, Any] = {"topic": "orders", "key": 4, "serializer": marked, "key_serializer": marked}
+    message = await Message(value=5, **given)
+    assert (message.key, message.value) == (b"4", b"5")
+    assert message.headers == {"schema-of-key": "7", "schema-of-value": "7"}
+    assert message == await message
+    unawaited = Message(value=5, **given)
+    with pytest.raises(UnserialisableMessageError, match=r"give `await Message\(\.\.\.\)`"):
+        unawaited.as_json()
+    await unawaited
 
 
 async def test_a_block_of_another_client_hides_none_around_it(world: RestWorld, halfway: Halfway) -> None:

@@ -15,13 +15,26 @@ import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer
 
-from halfway.client.consumer import Consumer, Inbox, InvalidSettingError, Record, RetentionTooShortError, Retries
+from halfway.client.consumer import (
+    AsyncConsumer,
+    AsyncInbox,
+    Consumer,
+    Inbox,
+    InvalidSettingError,
+    Record,
+    RetentionTooShortError,
+    Retries,
+)
 from halfway.client.consumer.inbox import _compare
 from halfway.client.consumer.record import connection_settings, described, loggable
 from tests.support.waiting import GENEROUS_S
 
 KAFKA = {"bootstrap.servers": "127.0.0.1:1"}
 DAY_MS = 86_400_000
+
+
+async def _never(_record: Record, _connection: object) -> None:
+    raise AssertionError
 
 
 def record(*headers: tuple[str, bytes | None], **changes: Any) -> Record:
@@ -169,6 +182,10 @@ def test_rows_of_the_default_retention_outlive_a_topic_of_kafkas_default(inbox: 
         ({"settings": {}}, "bootstrap.servers is missing"),
         ({"settings": {**KAFKA, "enable.auto.commit": False}}, "enable.auto.commit: leave it out"),
         ({"group": "points department"}, "give 1 to 128"),
+        ({"handle": lambda record: None}, "a function of a record and a connection"),
+        ({"handle": None}, "a function of a record and a connection"),
+        ({"handle": _never}, "give both to an AsyncConsumer"),
+        ({"clean_every_s": 0}, "clean_every_s is 0: give a number above 0"),
         ({"topics": []}, "at least one name"),
         ({"topics": "orders"}, "give a list"),
         ({"topics": ["^orders.*"]}, "without patterns"),
@@ -177,9 +194,17 @@ def test_rows_of_the_default_retention_outlive_a_topic_of_kafkas_default(inbox: 
 )
 def test_wrong_settings_are_refused_with_what_to_give(inbox: Inbox, changes: dict[str, Any], told: str) -> None:
     given: dict[str, Any] = {"settings": KAFKA, "group": "points", "topics": ["orders"], "inbox": inbox}
-    given |= changes
+    given |= {"handle": lambda _record, _connection: None} | changes
     with pytest.raises(InvalidSettingError, match=told):
-        Consumer(given.pop("settings"), handle=lambda _record, _connection: None, **given)
+        Consumer(given.pop("settings"), **given)
+
+
+def test_an_inbox_of_the_other_kind_is_refused(inbox: Inbox) -> None:
+    given: dict[str, Any] = {"group": "points", "topics": ["orders"], "handle": lambda _record, _connection: None}
+    with pytest.raises(InvalidSettingError, match="give both to an AsyncConsumer"):
+        Consumer(KAFKA, inbox=AsyncInbox("sqlite", inbox.connect), **given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSettingError, match="an Inbox blocks the event loop"):
+        AsyncConsumer(KAFKA, inbox=inbox, **given)  # type: ignore[arg-type]
 
 
 def test_pauses_double_up_to_their_limit() -> None:

@@ -42,3 +42,4 @@ def test_a_message_keeps_the_value_that_it_was_made_with() -> None:
     first = Message(topic="orders", value=line)
     line["items"].append(2)
     assert first.as_json()["value"] == {"type": "JSON", "data": {"items": [1]}}
+    assert first.value == {"items": [1]}

@@ -18,7 +18,10 @@ from halfway.client.barrier.drivers import (
     blocking,
     carry_out,
     carry_out_async,
+    demand_opener,
     drive,
+    in_transaction,
+    in_transaction_async,
     is_sqlalchemy,
     pool_of,
     require_transaction,
@@ -87,6 +90,7 @@ class _BaseBarrier(ABC, Generic[C]):
 
         With a `store`, messages can wait in a second table while halfway is away.
         """
+        demand_opener("connect", connect)
         self.retention_s = retention_s
         self._connect = connect
         self._table = BarrierTable(dialect, table)
@@ -300,8 +304,7 @@ class AsyncBarrier(_BaseBarrier[ConnectAsync]):
         return await carry_out_async(steps, connection)
 
     async def _in_transaction(self, steps: Steps[T]) -> T:
-        async with self._connect() as connection:
-            return await carry_out_async(steps, connection)
+        return await in_transaction_async(self._connect, self._table.dialect, steps)
 
     async def _is_pending(self, client: Any, check: Check) -> bool:
         return bool(await client.is_pending(check.id, check.group))
@@ -336,8 +339,7 @@ class Barrier(_BaseBarrier[Connect]):
         return carry_out(steps, connection)
 
     async def _in_transaction(self, steps: Steps[T]) -> T:
-        with self._connect() as connection:
-            return carry_out(steps, connection)
+        return in_transaction(self._connect, self._table.dialect, steps)
 
     async def _is_pending(self, client: Any, check: Check) -> bool:
         return bool(client.is_pending_sync(check.id, check.group))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
-from halfway.client.barrier.table import Result, Statement, Steps
+from halfway.client.barrier.table import Dialect, Result, Statement, Steps
 from halfway.client.errors import HalfwayError
 
 P = ParamSpec("P")
@@ -80,6 +82,65 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
         return at_once(method(self, *args, **kwargs))
 
     return at_once_of
+
+
+WITH: Final = "__enter__"
+ASYNC_WITH: Final = "__aenter__"
+
+
+def demand_opener(name: str, opens: object) -> None:
+    """Raise UnsupportedConnectionError for what is no function, such as a connection; that of sqlite3 can be called."""
+    if not callable(opens) or hasattr(type(opens), "cursor"):
+        raise UnsupportedConnectionError(
+            f"{name} is {type(opens).__name__}: give a function that opens a transaction: `engine.begin`"
+        )
+
+
+def opened_by(name: str, opens: Callable[[], Any], *ways: str) -> Any:
+    """Return the context manager of a function that opens a connection; `ways` are those that the caller can enter.
+
+    A coroutine, such as that of psycopg's `AsyncConnection.connect`, is awaited first.
+    """
+    context = opens()
+    if inspect.iscoroutine(context):
+        if ASYNC_WITH in ways:
+            return _awaited(name, context)
+        context.close()
+    if not any(hasattr(context, way) for way in ways):
+        raise UnsupportedConnectionError(
+            f"{name} returned {type(context).__name__}: give a function that returns a context manager, such as"
+            " `engine.begin` of SQLAlchemy or `lambda: psycopg.connect(...)`; an asynchronous one only to AsyncBarrier,"
+            " AsyncInbox and Halfway"
+        )
+    return context
+
+
+@asynccontextmanager
+async def _awaited(name: str, opening: Coroutine[Any, Any, Any]) -> AsyncIterator[Any]:
+    opened = await opening
+    async with opened_by(name, lambda: opened, ASYNC_WITH) as connection:
+        yield connection
+
+
+def in_transaction(connect: Callable[[], Any], dialect: Dialect, steps: Steps[T]) -> T:
+    """Execute the steps in a transaction of their own; UnsupportedConnectionError if that is of another database."""
+    with opened_by("connect", connect, WITH) as connection:
+        _demand_dialect(connection, dialect)
+        return carry_out(steps, connection)
+
+
+async def in_transaction_async(connect: Callable[[], Any], dialect: Dialect, steps: Steps[T]) -> T:
+    """Same as `in_transaction`, for an asynchronous driver."""
+    async with opened_by("connect", connect, ASYNC_WITH) as connection:
+        _demand_dialect(connection, dialect)
+        return await carry_out_async(steps, connection)
+
+
+def _demand_dialect(connection: Any, dialect: Dialect) -> None:
+    of_sqlalchemy = getattr(getattr(connection, "dialect", None), "name", None)
+    name = _driver(connection).dialect or of_sqlalchemy or getattr(connection, "vendor", None)  # Django's
+    if name is not None and name in {*Dialect, "mariadb"} and Dialect(name) is not dialect:
+        raise UnsupportedConnectionError(f"the dialect is {str(dialect)!r}, but connect opens {name}: give {name!r}")
 
 
 def transaction_of(connection: Any) -> Any | None:
@@ -250,17 +311,23 @@ class _Driver:
     is_open: Callable[[Any], bool]
     execute: Execute | None = None
     execute_async: ExecuteAsync | None = None
+    dialect: str | None = None
+    """None if its connections know it."""
 
 
 _FORMAT: Final = _dbapi("%s")
 _DRIVERS: Final[Mapping[str, _Driver]] = {
-    "sqlite3": _Driver(_sqlite3_commits, lambda connection: bool(connection.in_transaction), _dbapi("?")),
-    "psycopg": _Driver(_psycopg_commits, _psycopg_is_open, _FORMAT, _cursor_async),
-    "psycopg2": _Driver(_psycopg_commits, _psycopg_is_open, _FORMAT),
-    "pymysql": _Driver(_mysql_commits, _mysql_is_open, _FORMAT),
-    "MySQLdb": _Driver(lambda one: bool(one.get_autocommit()), lambda one: bool(one.open), _FORMAT),  # it tells no more
-    "asyncmy": _Driver(_mysql_commits, _mysql_is_open, execute_async=_cursor_async),
-    "asyncpg": _Driver(_asyncpg_commits, lambda one: bool(one.is_in_transaction()), execute_async=_asyncpg),
+    "sqlite3": _Driver(
+        _sqlite3_commits, lambda connection: bool(connection.in_transaction), _dbapi("?"), None, "sqlite"
+    ),
+    "psycopg": _Driver(_psycopg_commits, _psycopg_is_open, _FORMAT, _cursor_async, "postgresql"),
+    "psycopg2": _Driver(_psycopg_commits, _psycopg_is_open, _FORMAT, None, "postgresql"),
+    "pymysql": _Driver(_mysql_commits, _mysql_is_open, _FORMAT, None, "mysql"),
+    "MySQLdb": _Driver(
+        lambda one: bool(one.get_autocommit()), lambda one: bool(one.open), _FORMAT, None, "mysql"
+    ),  # it tells no more
+    "asyncmy": _Driver(_mysql_commits, _mysql_is_open, None, _cursor_async, "mysql"),
+    "asyncpg": _Driver(_asyncpg_commits, lambda one: bool(one.is_in_transaction()), None, _asyncpg, "postgresql"),
     "django": _Driver(lambda one: bool(one.get_autocommit()), lambda one: bool(one.in_atomic_block), _FORMAT),
     "sqlalchemy": _Driver(_sqlalchemy_commits, _sqlalchemy_is_open, _sqlalchemy, _sqlalchemy_async),
 }

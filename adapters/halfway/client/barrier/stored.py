@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from halfway.client.barrier.drivers import NoTransactionError
 from halfway.client.barrier.table import TABLE, BarrierTable, Dialect, SqlTable, Steps, rows_written
-from halfway.client.errors import HalfwayError
+from halfway.client.errors import HalfwayError, demand_positive
 from halfway.client.ids import canonical
 from halfway.client.messages import Message, Outcome
 
@@ -67,6 +67,10 @@ class Store:
 
     max_rows: int = 100_000
     max_bytes: int = 256 * 2**20
+
+    def __post_init__(self) -> None:
+        """Raise InvalidSettingError for a store that takes nothing."""
+        demand_positive(1, max_rows=self.max_rows, max_bytes=self.max_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +270,7 @@ class StoredTable(SqlTable):
 
     def parked(self) -> Steps[list[ParkedMessages]]:
         """Return what is parked, oldest first; at most 100."""
-        age = _AGE[self._dialect].replace("{stored_at}", "stored_at")
+        age = _AGE[self.dialect].replace("{stored_at}", "stored_at")
         result = yield self._statement(
             f"SELECT transaction_id, reason, {age}, messages FROM {{table}} WHERE reason IS NOT NULL"  # noqa: S608
             " ORDER BY place LIMIT 100"
@@ -284,7 +288,7 @@ class StoredTable(SqlTable):
 
     def figures(self) -> Steps[StoredFigures]:
         """Return what waits."""
-        age = _AGE[self._dialect].replace("{stored_at}", "MIN(stored_at)")
+        age = _AGE[self.dialect].replace("{stored_at}", "MIN(stored_at)")
         select = f"SELECT COUNT(*), COUNT(reason), COALESCE(SUM(size), 0), COALESCE({age}, 0) FROM {{table}}"  # noqa: S608
         rows, parked, size, oldest_s = (yield self._statement(select)).rows[0]
         return StoredFigures(waiting=rows - parked, parked=parked, bytes=int(size), oldest_s=float(oldest_s))

@@ -159,9 +159,9 @@ class SqlTable:
         """
         if not _NAME.fullmatch(name.removesuffix("_stored")):
             raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
-        self._dialect = Dialect(dialect)
-        self.sql = STATEMENTS[self._dialect]
-        self._creation = creation[self._dialect]
+        self.dialect = Dialect(dialect)
+        self.sql = STATEMENTS[self.dialect]
+        self._creation = creation[self.dialect]
         self._name = name
         self._key = key
         self._time = time
@@ -173,7 +173,7 @@ class SqlTable:
 
     def create(self) -> Steps[None]:
         """Create what is missing, as one statement that succeeds or fails."""
-        if self._dialect is Dialect.SQLITE:
+        if self.dialect is Dialect.SQLITE:
             yield from begin_writing("BEGIN IMMEDIATE")
         is_one = self.sql.create_once != "{create}"
         for sql in ["; ".join(self._creation)] if is_one else self._creation:
@@ -311,7 +311,7 @@ class BarrierTable(SqlTable):
         update = (
             "UPDATE {table} SET outcome = {p}, {time} = {until} WHERE {key} = {p} AND (outcome = {p} OR {time} < {now})"
         )
-        for word, sql in _LEASE[self._dialect].items():
+        for word, sql in _LEASE[self.dialect].items():
             update = update.replace(word, sql)
         return rows_written((yield self._statement(update, owner, name, owner))) > 0
 

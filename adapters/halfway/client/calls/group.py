@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from halfway.client.errors import (
     UnavailableError,
     UnknownTransactionError,
     WrongEventLoopError,
+    demand,
+    demand_positive,
+    matches,
 )
 from halfway.client.ids import require_id
 from halfway.client.messages import Message, Outcome, require_messages
@@ -42,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _UnderWay = Sequence[asyncio.Future[None]]
 
+_GROUP: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,100}")
 _CLOSE_S: Final = 5.0
 _CONFIRM_S: Final = 1.0
 """How long the answer to a check may wait for halfway to confirm it."""
@@ -89,8 +94,11 @@ class GroupCalls:
         `max_waiting` limits the prepares that wait to be sent, and also the ends.
         `max_in_background` limits the ends that are sent in the background. `connections` limits those for requests.
         With `stream` prepares and ends go over one WebSocket; otherwise those that wait at once share a request.
-        Raises InvalidUrlError and InvalidKeyError.
+        Raises InvalidSettingError, InvalidUrlError and InvalidKeyError.
         """
+        demand(matches(_GROUP, group), "group", group, "1 to 100 letters, digits and . _ -")
+        demand_positive(prepare_timeout_s=prepare_timeout_s, end_timeout_s=end_timeout_s)
+        demand_positive(1, max_waiting=max_waiting, connections=connections)
         self.group = group
         self.barrier = barrier
         self._path = f"/v1/groups/{quote(group, safe='')}"

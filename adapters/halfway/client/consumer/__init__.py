@@ -10,9 +10,10 @@ except ModuleNotFoundError as error:
         "halfway.client.consumer needs confluent-kafka: pip install 'halfway-client[consumer]'", name=error.name
     ) from None
 
-from halfway.client.consumer.consumer import AsyncConsumer, Consumer, InvalidSettingError
+from halfway.client.consumer.consumer import AsyncConsumer, Consumer
 from halfway.client.consumer.inbox import AsyncInbox, Inbox, RetentionTooShortError, UnknownTopicError
 from halfway.client.consumer.record import Record, RejectedMessageError, Retries
+from halfway.client.errors import InvalidSettingError
 
 __all__ = [
     "AsyncConsumer",

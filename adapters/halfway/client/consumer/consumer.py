@@ -12,18 +12,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from halfway.client.barrier import (
+    MissingTableError,
     NoTransactionError,
     UncommittedConnectionError,
     UncountedRowsError,
     UnsupportedConnectionError,
 )
-from halfway.client.barrier.drivers import at_once, is_open, transaction_of
+from halfway.client.barrier.drivers import ASYNC_WITH, WITH, at_once, is_open, opened_by, transaction_of
 from halfway.client.consumer.inbox import AsyncInbox, Cleaning, Inbox, check_topics
 from halfway.client.consumer.record import (
     DeadLetters,
@@ -34,7 +35,7 @@ from halfway.client.consumer.record import (
     loggable,
     with_defaults,
 )
-from halfway.client.errors import HalfwayError, MissingRowError
+from halfway.client.errors import InvalidSettingError, MissingRowError, demand, demand_positive, matches
 from halfway.client.threads import awaited
 
 log = logging.getLogger(__name__)
@@ -72,14 +73,16 @@ _FINAL: Final = frozenset(
 )
 """Errors that a further poll does not resolve."""
 
-_UNUSABLE: Final = (NoTransactionError, UncommittedConnectionError, UncountedRowsError, UnsupportedConnectionError)
+_UNUSABLE: Final = (
+    MissingTableError,
+    NoTransactionError,
+    UncommittedConnectionError,
+    UncountedRowsError,
+    UnsupportedConnectionError,
+)
 """Errors of the inbox's connection that do not resolve with time."""
 
 Partition = tuple[str, int]
-
-
-class InvalidSettingError(HalfwayError, ValueError):
-    """A setting of the consumer is not valid; the message names the reason and the remedy."""
 
 
 class _RollbackError(Exception):
@@ -141,6 +144,9 @@ class _BaseConsumer(Generic[I, H]):
         `halfway.client.consumer.librdkafka`. Raises InvalidSettingError.
         """
         _demand_usable(settings, group, topics, dead_letter_topic)
+        demand_positive(clean_every_s=clean_every_s)
+        self._demand_kinds(handle, inbox)
+        _demand_two_parameters(handle)
         self._settings = {"logger": librdkafka_log, **with_defaults(settings)}
         self._group = group
         self._topics = list(topics)
@@ -158,6 +164,10 @@ class _BaseConsumer(Generic[I, H]):
         """Make `run` return after the current message. Call it from any thread, or from a signal handler."""
         self._stopping.set()
 
+    def _demand_kinds(self, handle: H, inbox: I) -> None:
+        """Raise InvalidSettingError if the other consumer is the one for this handler and this inbox."""
+        raise NotImplementedError
+
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """Run what uses the database."""
         raise NotImplementedError
@@ -169,6 +179,12 @@ class _BaseConsumer(Generic[I, H]):
     def _consume(self) -> None:
         if not self._topics_are_usable():
             return
+        try:
+            self._wait_for(self._demand_commits())
+        except _UNUSABLE:
+            raise
+        except Exception as error:  # of any driver; the first message waits for the database
+            log.warning("the inbox cannot be used yet: %s", described(error), exc_info=loggable(error))
         with ExitStack() as stack:
             self._consumer = KafkaConsumer(self._consumer_settings())
             stack.callback(self._consumer.close)
@@ -263,11 +279,9 @@ class _BaseConsumer(Generic[I, H]):
         record, afterwards = pending.record, None
         is_handling = pending.handled = has_row = False
         try:
-            if not self._inbox_commits:
-                await awaited(self._inbox.demand_commits())
-                self._inbox_commits = True
+            await self._demand_commits()
             # Step 1: a transaction of the service's own database.
-            async with _opened(self._inbox.connect()) as connection:
+            async with _opened(opened_by("connect", self._inbox.connect, ASYNC_WITH, WITH)) as connection:
                 # Step 2: the row. The insert waits for a consumer that is processing the same message.
                 if await awaited(self._inbox.insert(connection, self._group, record.id)):
                     # Step 3: the effect.
@@ -292,6 +306,11 @@ class _BaseConsumer(Generic[I, H]):
         if not has_row and not await self._has_taken_effect(record):
             raise MissingRowError(_ROLLED_BACK)
         return afterwards
+
+    async def _demand_commits(self) -> None:
+        if not self._inbox_commits:
+            await awaited(self._inbox.demand_commits())
+            self._inbox_commits = True
 
     async def _demand_row(self, connection: Any, record: Record) -> None:
         """Raise if the handler has caught an error with which the database has rolled back, or will at the commit."""
@@ -358,7 +377,7 @@ class _BaseConsumer(Generic[I, H]):
         """Return whether a record has a committed row; wait for a transaction that may still write it."""
         has_row = False
         with suppress(_RollbackError):
-            async with _opened(self._inbox.connect()) as connection:
+            async with _opened(opened_by("connect", self._inbox.connect, ASYNC_WITH, WITH)) as connection:
                 has_row = not await awaited(self._inbox.insert(connection, self._group, record.id))
                 raise _RollbackError
         return has_row
@@ -408,13 +427,15 @@ class Consumer(_BaseConsumer[Inbox, Handler]):
     def run(self) -> None:
         """Consume until `stop`; then commit the offsets of all processed messages, and leave the group.
 
-        Raises UnknownTopicError and RetentionTooShortError at the start, UncommittedConnectionError before the first
-        effect, and confluent_kafka.KafkaException for errors that a retry does not resolve. Errors of the database and
-        of the handler are logged and retried.
+        Raises UnknownTopicError, RetentionTooShortError, MissingTableError and UncommittedConnectionError before the
+        first effect, and confluent_kafka.KafkaException for errors that a retry does not resolve. Errors of the
+        database and of the handler are logged and retried.
         """
-        if inspect.iscoroutinefunction(self._handle) or not isinstance(self._inbox, Inbox):
-            raise InvalidSettingError("a handler with async, or an AsyncInbox: give both to an AsyncConsumer")
         self._consume()
+
+    def _demand_kinds(self, handle: Handler, inbox: Inbox) -> None:
+        if inspect.iscoroutinefunction(handle) or not isinstance(inbox, Inbox):
+            raise InvalidSettingError("a handler with async, or an AsyncInbox: give both to an AsyncConsumer")
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         return at_once(work)
@@ -438,8 +459,6 @@ class AsyncConsumer(_BaseConsumer[AsyncInbox, AsyncHandler]):
         If the task is cancelled, the transaction of the message under way is rolled back, and the next consumer of the
         group reads that message again.
         """
-        if not isinstance(self._inbox, AsyncInbox):
-            raise InvalidSettingError("an Inbox blocks the event loop: give an AsyncInbox, or use a Consumer")
         self._loop = asyncio.get_running_loop()
         threads = ThreadPoolExecutor(1, thread_name_prefix="halfway-consumer")
         consuming = asyncio.wrap_future(threads.submit(self._consume))
@@ -454,6 +473,11 @@ class AsyncConsumer(_BaseConsumer[AsyncInbox, AsyncHandler]):
             await asyncio.wait([consuming])
             consuming.exception()  # the thread ended because of the cancellation
             raise
+
+    def _demand_kinds(self, handle: AsyncHandler, inbox: AsyncInbox) -> None:
+        del handle  # what it returns is awaited if it can be
+        if not isinstance(inbox, AsyncInbox):
+            raise InvalidSettingError("an Inbox blocks the event loop: give an AsyncInbox, or use a Consumer")
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         self._under_way = future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -488,12 +512,19 @@ def _demand_usable(
         raise InvalidSettingError(f"{', '.join(reserved)}: leave it out, because the consumer sets it")
     if "bootstrap.servers" not in settings:
         raise InvalidSettingError("bootstrap.servers is missing: give it, for example 'kafka:9092'")
-    if not _GROUP.fullmatch(group):
-        raise InvalidSettingError(f"group {group!r}: give 1 to 128 letters, digits and . _ ~ -")
-    if isinstance(topics, str) or not topics or any(topic.startswith("^") for topic in topics):
-        raise InvalidSettingError(f"topics {topics!r}: give a list of at least one name, without patterns")
-    if dead_letter_topic in topics:
-        raise InvalidSettingError(f"dead_letter_topic {dead_letter_topic!r} is also consumed: give another topic")
+    demand(matches(_GROUP, group), "group", group, "1 to 128 letters, digits and . _ ~ -")
+    is_list = not isinstance(topics, str) and topics and not any(topic.startswith("^") for topic in topics)
+    demand(is_list, "topics", topics, "a list of at least one name, without patterns")
+    demand(dead_letter_topic not in topics, "dead_letter_topic", dead_letter_topic, "another topic: it is consumed")
+
+
+def _demand_two_parameters(handle: object) -> None:
+    try:
+        inspect.signature(cast("Callable[..., object]", handle)).bind(None, None)
+    except TypeError:
+        raise InvalidSettingError(f"handle is {handle!r}: give a function of a record and a connection") from None
+    except ValueError:  # of C: nothing says what it takes
+        pass
 
 
 def _raise_if_final(error: KafkaError) -> None:

@@ -27,7 +27,10 @@ from halfway.client.barrier.drivers import (
     blocking,
     carry_out,
     carry_out_async,
+    demand_opener,
     drive,
+    in_transaction,
+    in_transaction_async,
     is_sqlalchemy,
     require_transaction,
     run_sync,
@@ -36,6 +39,7 @@ from halfway.client.barrier.table import (
     BATCH,
     INDEX,
     Dialect,
+    MissingTableError,
     SqlTable,
     Steps,
     creation,
@@ -83,7 +87,7 @@ class InboxTable(SqlTable):
 
     def __init__(self, dialect: Dialect | str, name: str) -> None:
         super().__init__(dialect, name, _CREATE, key="consumer, message", time="processed_at")
-        self._insert = _INSERT_IGNORE if self._dialect is Dialect.MYSQL else _INSERT
+        self._insert = _INSERT_IGNORE if self.dialect is Dialect.MYSQL else _INSERT
 
     def insert(self, consumer: str, message: str) -> Steps[bool]:
         """Return False, and leave the row as it is, if there is one."""
@@ -121,6 +125,7 @@ class _BaseInbox(Generic[C]):
 
         With None, rows are never deleted.
         """
+        demand_opener("connect", connect)
         self.retention_s = retention_s
         self._table = InboxTable(dialect, table)
         self.connect = connect
@@ -168,17 +173,25 @@ class AsyncInbox(_BaseInbox[ConnectAsync]):
     async def demand_commits(self) -> None:
         """Raise UncommittedConnectionError if written rows do not stay after a connection's context exits.
 
+        Raises MissingTableError if there is no table.
         A consumer of your own calls it at its start; `Consumer` does so by itself.
         """
         consumer, message = "#trial", uuid4().hex  # not a legal name of a consumer
-        await self._in_transaction(self._table.insert(consumer, message))
+        try:
+            await self._in_transaction(self._table.insert(consumer, message))
+        except Exception as error:
+            if await self._in_transaction(self._table.exists()):
+                raise
+            raise MissingTableError(
+                "the inbox's table does not exist in this database: call `inbox.create()` before, or run the statements"
+                " of `inbox.migration()` in a migration"
+            ) from error
         if await self._in_transaction(self._table.insert(consumer, message)):
             raise UncommittedConnectionError
         await self._in_transaction(self._table.remove(consumer, message))
 
     async def _in_transaction(self, steps: Steps[T]) -> T:
-        async with self.connect() as connection:
-            return await carry_out_async(steps, connection)
+        return await in_transaction_async(self.connect, self._table.dialect, steps)
 
 
 class Inbox(_BaseInbox[Connect]):
@@ -200,8 +213,7 @@ class Inbox(_BaseInbox[Connect]):
         return self._read(connection, consumer, message)
 
     async def _in_transaction(self, steps: Steps[T]) -> T:
-        with self.connect() as connection:
-            return carry_out(steps, connection)
+        return in_transaction(self.connect, self._table.dialect, steps)
 
 
 log = logging.getLogger(__name__)

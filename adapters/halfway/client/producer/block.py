@@ -9,7 +9,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from halfway.client.barrier.barrier import UncommittedConnectionError
-from halfway.client.barrier.drivers import at_once, is_open, transaction_of
+from halfway.client.barrier.drivers import (
+    ASYNC_WITH,
+    WITH,
+    at_once,
+    demand_opener,
+    is_open,
+    opened_by,
+    transaction_of,
+)
 from halfway.client.errors import MissingRowError
 from halfway.client.messages import is_conflict
 from halfway.client.producer.transaction import NoBarrierError, Transaction, WhenAway, store_when_away
@@ -30,6 +38,8 @@ class _Block(ABC):
     When the block ends, the local transaction commits, and then the transaction ends. An exception rolls both back.
     """
 
+    _ways: tuple[str, ...] = (ASYNC_WITH, WITH)
+
     def __init__(
         self,
         transaction: Transaction,
@@ -42,10 +52,7 @@ class _Block(ABC):
             raise NoBarrierError(
                 "`begin` needs a barrier, which knows whether it committed: give the client `barrier=`"
             )
-        if not callable(begin):
-            raise TypeError(
-                f"begin is {type(begin).__name__}: give a function that opens a transaction: `engine.begin`"
-            )
+        demand_opener("begin", begin)
         self._transaction = transaction
         self._begin = begin
         self._barrier = barrier
@@ -115,7 +122,7 @@ class _Block(ABC):
         return MissingRowError(f"the local transaction of {self.id} was rolled back within its block. {_REMEDY}")
 
     async def _connect(self) -> Any:
-        connection = await self._open(self._begin())
+        connection = await self._open(opened_by("begin", self._begin, *self._ways))
         if (transaction := transaction_of(connection)) is not None:
             await self._open(transaction)
         return connection
@@ -158,14 +165,9 @@ class _Block(ABC):
         return None
 
     async def _open(self, context: Any) -> Any:
-        if hasattr(context, "__aenter__"):
+        if ASYNC_WITH in self._ways and hasattr(context, ASYNC_WITH):
             return await self._local.enter_async_context(context)
-        if hasattr(context, "__enter__"):
-            return self._local.enter_context(context)
-        raise TypeError(
-            f"begin returned {type(context).__name__}, which `with` does not take: give a function that returns a"
-            " context manager, such as `engine.begin` of SQLAlchemy or `lambda: psycopg.connect(...)`"
-        )
+        return self._local.enter_context(context)
 
     @abstractmethod
     def _start(self) -> Coroutine[Any, Any, None]: ...
@@ -197,6 +199,8 @@ class Block(_Block):
 class SyncBlock(_Block):
     """The block for `with`. Get it from `SyncHalfway.transaction`."""
 
+    _ways = (WITH,)
+
     def __init__(self, sync: Any, *parameters: Any) -> None:
         """Take the SyncTransaction too, which prepares and ends in the thread of the client."""
         super().__init__(*parameters)
@@ -215,8 +219,3 @@ class SyncBlock(_Block):
 
     async def _end(self, error: BaseException | None) -> None:
         self._sync.__exit__(None, error, None)
-
-    async def _open(self, context: Any) -> Any:
-        if hasattr(context, "__aenter__") and not hasattr(context, "__enter__"):
-            raise TypeError("begin opens an asynchronous connection: use Halfway with an AsyncBarrier for it")
-        return self._local.enter_context(context) if hasattr(context, "__enter__") else await super()._open(context)
