@@ -4,15 +4,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is there
 
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.duckdb import DuckReader
-from halfway.pipeline.sources.pinned import KafkaSource
+from halfway.pipeline.sources.pinned import KafkaSource, Rows
 from halfway.pipeline.sources.spark import SparkReader
 from tests.support.brokers.fixtures import Kafka
 from tests.support.pipeline.ledgers import ANSWERED_WITHIN_S
@@ -48,3 +50,33 @@ def test_records_of_other_producers_take_no_room(spark: "SparkSession", kafka: K
     finally:
         engine.close()
         on_spark.close()
+
+
+def test_a_timestamp_beyond_64_bits_of_microseconds_is_refused_on_spark_only(
+    spark: "SparkSession", kafka: Kafka
+) -> None:
+    """Every producer chooses timestamps, and brokers before 4.0 take any. DuckDB reads it as the latest possible."""
+    topic, absurd = f"absurd-{uuid4().hex[:8]}", (1 << 63) - 1
+    servers: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap_servers}
+    new = NewTopic(
+        topic, num_partitions=2, config={"message.timestamp.after.max.ms": f"{absurd}", "retention.ms": "-1"}
+    )
+    admin = AdminClient(servers)
+    admin.create_topics([new])[topic].result(ANSWERED_WITHIN_S)
+    producer = Producer(servers)
+    for timestamp in (1, absurd, 1):
+        producer.produce(topic, b"v", partition=1, timestamp=timestamp)
+    assert producer.flush(ANSWERED_WITHIN_S) == 0
+    engine = DuckEngine()
+    try:
+        sources = [
+            KafkaSource(each, KafkaAccess(librdkafka=servers)) for each in (DuckReader(engine), SparkReader(spark))
+        ]
+        for source in sources:
+            source.pin([topic])
+        read = sources[0].committed([topic], Rows(sql='select unix_millis("timestamp") as at from $records'))
+        assert sorted(row["at"] for row in engine.rows(read)) == [1, 1, absurd // 1_000 - 1]
+        with pytest.raises(PipelineError, match=f"{topic}, partition 1, offset 1: .*--engine duckdb"):
+            sources[1].committed([topic])
+    finally:
+        engine.close()

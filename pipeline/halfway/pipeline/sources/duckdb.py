@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -119,16 +119,6 @@ def client_settings(access: KafkaAccess, isolation_level: str) -> dict[str, str]
         "queued.max.messages.kbytes": "65536",
         "check.crcs": "false",
     }
-
-
-def read_part(settings: Mapping[str, str], part: Part) -> Iterator[pa.RecordBatch]:
-    """Return the records of a part of a topic, through a temporary file."""
-    topic, partition, *_ = part
-    with tempfile.TemporaryDirectory() as folder:
-        copy(settings, [part], folder)
-        file = Path(folder, topic, f"{partition}.parquet")
-        if file.exists():
-            yield from pq.ParquetFile(file).iter_batches()
 
 
 def copy(settings: Mapping[str, str], parts: Sequence[Part], folder: str, rows: Rows = WHOLE) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.dialect import Frame
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.sources.duckdb import LATEST_MS, client_settings, read_part
+from halfway.pipeline.errors import PipelineError
+from halfway.pipeline.sources.duckdb import LATEST_MS
 from halfway.pipeline.sources.pinned import RECORD, Part, Rows
 from halfway.pipeline.sources.pins import Brokers
 
@@ -31,25 +31,19 @@ class SparkReader:
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
         """Return rows of parts of topics.
 
-        Every producer chooses the timestamps of its records. Spark's connector fails if the microseconds of one do not
-        fit into 64 bits. From the first such record on, librdkafka reads the partition.
+        PipelineError if a real topic has a record whose timestamp Spark's connector cannot hold, where every task that
+        reads it would fail: its microseconds do not fit into 64 bits. Producers choose timestamps.
         """
-        open_to_all = [part[:2] for part in parts if not part[0].startswith(access.prefix)]
-        latest = Brokers(access).offsets(open_to_all, LATEST_MS + 1) if open_to_all else {}
-        undated = {place: offset for place, (offset, _) in latest.items() if offset >= 0}
-        dated = [
-            (topic, number, start, last)
-            for topic, number, start, end in parts
-            if start < (last := min(end, undated.get((topic, number), end)))
-        ]
-        rest = [
-            (topic, number, max(start, undated[topic, number]), end)
-            for topic, number, start, end in parts
-            if undated.get((topic, number), end) < end
-        ]
-        found = self._through_connector(access, dated, level) if dated else nothing(self._spark)
-        whole = found.unionAll(self._through_client(access, rest, level)) if rest else found
-        return SparkEngine(self._spark).query(rows.sql, records=whole)
+        ends = {part[:2]: part[3] for part in parts if not part[0].startswith(access.prefix)}
+        late = Brokers(access).offsets(ends, LATEST_MS + 1) if ends else {}
+        for (topic, number), (offset, _) in late.items():
+            if 0 <= offset < ends[topic, number]:
+                raise PipelineError(
+                    f"{topic}, partition {number}, offset {offset}: Spark cannot hold the record's timestamp: audit "
+                    "with --engine duckdb, and set the topic's message.timestamp.after.max.ms (Kafka 4 has an hour)"
+                )
+        records = self._through_connector(access, parts, level) if parts else nothing(self._spark)
+        return SparkEngine(self._spark).query(rows.sql, records=records)
 
     def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> Frame:
         schema = RECORD.replace("topic string, ", "")
@@ -77,18 +71,6 @@ class SparkReader:
         }
         reader = self._spark.read.format("kafka").options(**kafka_options(access, level), **options)
         return reader.load().select(*COLUMNS)
-
-    def _through_client(self, access: KafkaAccess, parts: Sequence[Part], level: str) -> DataFrame:
-        """Return records as DuckDB's reader reads them, with timestamps that Spark holds. One task reads each part."""
-        settings = client_settings(access, level)
-
-        def records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for part in batch.to_pylist():
-                    yield from read_part(settings, (part["topic"], part["partition"], part["start"], part["end"]))
-
-        table = self._spark.createDataFrame(list(parts), "topic string, partition int, `start` bigint, `end` bigint")
-        return table.repartition(len(parts)).mapInArrow(records, RECORD).select(*COLUMNS)
 
 
 def nothing(spark: SparkSession) -> DataFrame:
