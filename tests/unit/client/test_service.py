@@ -189,6 +189,20 @@ async def test_an_application_of_starlette_or_fastapi_carries_it(
         await clients[0].show_group()
 
 
+async def test_a_mounted_application_that_a_client_has_joined_is_logged(
+    world: RestWorld, barrier: Barrier, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lifespan never runs, so the client is not started, and decides nothing."""
+    inner, outer = FastAPI(), Starlette()
+    join_starlette(inner, Halfway(world.url, "a", barrier=barrier), topics=["orders"], check_url="http://desk/check")
+    outer.mount("/api", inner)
+    async with outer.router.lifespan_context(outer):
+        assert [await asked_over_asgi(outer, "/api/check", "a") for _ in range(2)] == ["unknown"] * 2
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == [
+        "a client was not started, because the lifespan of its application did not run: join the outermost"
+    ]
+
+
 async def asked_over_asgi(app: Starlette, path: str, group: str) -> str | None:
     body = json.dumps(question_of(group)).encode()
     sent: list[Any] = []

@@ -50,25 +50,33 @@ class Endpoint(Generic[D]):
         """Take the function that decides checks, and the verifier of their signatures."""
         self._decide = decide
         self._verifier = verifier
+        self.groups: dict[str, tuple[D, CheckVerifier | None]] = {}
+        """The same for the groups whose clients have joined at this path."""
+
+    def answering(self, body: bytes) -> tuple[D, CheckVerifier | None]:
+        """Return what decides and what verifies a check; raises InvalidCheckError if its group has not joined."""
+        if not self.groups:
+            return self._decide, self._verifier
+        group = read_check(body).group  # that of another service, at the wrong URL, has no row here
+        if group not in self.groups:
+            raise InvalidCheckError(f"no client of the group {group} has joined this application")
+        return self.groups[group]
 
 
 class _AsyncEndpoint(Endpoint[Decide]):
-    """Answers checks in an event loop; those of groups that have joined at their path with the group's own decider."""
+    """Answers checks in an event loop."""
+
+    has_begun = False
+    """Whether the application has begun to start a client that has joined."""
 
     def __init__(self, decide: Decide | None = None, verifier: CheckVerifier | None = None) -> None:
         super().__init__(decide or _of_no_group, verifier)
-        self.groups: dict[str, tuple[Decide, CheckVerifier | None]] = {}
 
     async def answer(self, body: bytes, headers: Headers) -> tuple[int, bytes]:
-        decide, verifier = self._decide, self._verifier
-        if self.groups:
-            try:
-                group = read_check(body).group  # that of another service, at the wrong URL, has no row here
-            except InvalidCheckError as error:
-                return refusal(error)
-            if group not in self.groups:
-                return refusal(InvalidCheckError(f"no client of the group {group} has joined this application"))
-            decide, verifier = self.groups[group]
+        try:
+            decide, verifier = self.answering(body)
+        except InvalidCheckError as error:
+            return refusal(error)
         return await answer_check(body, decide, headers=headers, verifier=verifier)
 
     @asynccontextmanager
@@ -76,6 +84,7 @@ class _AsyncEndpoint(Endpoint[Decide]):
         self, client: Halfway, check_url: str, decide: Decide, verifier: CheckVerifier | None, **options: Any
     ) -> AsyncIterator[None]:
         """Open and start a client, and answer its group's checks as soon as halfway has said how it signs them."""
+        self.has_begun = True
         async with client:
 
             async def join() -> None:
@@ -181,7 +190,7 @@ def join_starlette(
 ) -> None:
     """Add a group to an application of Starlette or FastAPI: its lifespan opens the client and registers the group.
 
-    Join the outermost application: the lifespan of a mounted one never runs.
+    Join the outermost application: the lifespan of a mounted one never runs, which its first request logs.
     """
     path, running = _joining(client, topics, check_url, options)
     lifespan = app.router.lifespan_context
@@ -189,6 +198,7 @@ def join_starlette(
     if path not in handlers:
         handlers[path] = AsgiChecks()
         app.add_route(path, handlers[path], methods=["POST"])
+        app.add_middleware(_LifespanWatch, checks=handlers[path])
 
     @asynccontextmanager
     async def run(own: Any) -> AsyncIterator[Any]:
@@ -196,6 +206,22 @@ def join_starlette(
             yield state
 
     app.router.lifespan_context = run
+
+
+class _LifespanWatch:
+    """Logs once that an application is used whose lifespan has not run, so that its client was never started."""
+
+    def __init__(self, app: Any, checks: _AsyncEndpoint) -> None:
+        self._app = app
+        self._checks = checks
+
+    async def __call__(self, scope: Mapping[str, Any], receive: object, send: object) -> None:
+        if scope["type"] == "http" and not self._checks.has_begun:
+            self._checks.has_begun = True
+            log.error(
+                "a client was not started, because the lifespan of its application did not run: join the outermost"
+            )
+        await self._app(scope, receive, send)
 
 
 def join_flask(
@@ -209,9 +235,9 @@ def join_flask(
         app.add_url_rule(path, f"halfway-check-{len(views)}", view, methods=["POST"])
         views[path] = view
     is_registered = client.start(topics=topics, check_urls=[check_url], policy=options.get("policy"))
-    views[path].join(client, decide, verifier)
+    views[path].joining[client.group] = client, decide, verifier
     if is_registered:
-        views[path].joined(client.group)
+        views[path].join(client.group)
 
 
 def _joining(
@@ -255,21 +281,14 @@ class FlaskChecks(Endpoint[DecideSync]):
     def __init__(self, decide: DecideSync, verifier: CheckVerifier | None = None) -> None:
         """Take the function that decides checks, and the verifier of their signatures."""
         super().__init__(decide, verifier)
-        self._joining: dict[str, tuple[SyncHalfway, DecideSync, CheckVerifier | None]] = {}
-        self._joined: dict[str, tuple[DecideSync, CheckVerifier | None]] = {}
+        self.joining: dict[str, tuple[SyncHalfway, DecideSync, CheckVerifier | None]] = {}
+        """The clients of groups, which halfway may not have told yet how it signs checks."""
 
-    def join(self, client: SyncHalfway, decide: DecideSync, verifier: CheckVerifier | None) -> None:
-        """Answer the checks of a client's group with its own decider."""
-        self._joining[client.group] = client, decide, verifier
-
-    def joined(self, group: str) -> tuple[DecideSync, CheckVerifier | None]:
-        """Return how to answer a group's checks. If halfway was away at the start, ask it now how it signs them."""
-        if group not in self._joined:
-            if group not in self._joining:
-                raise InvalidCheckError(f"no client of the group {group} has joined this application")
-            client, decide, verifier = self._joining[group]
-            self._joined.setdefault(group, (decide, verifier or client.check_verifier()))
-        return self._joined[group]
+    def join(self, group: str) -> None:
+        """Answer a group's checks with its own decider. If halfway was away at the start, ask it now how it signs."""
+        if group in self.joining and group not in self.groups:
+            client, decide, verifier = self.joining[group]
+            self.groups.setdefault(group, (decide, verifier or client.check_verifier()))
 
     def __call__(self) -> Any:
         """Answer one request. The body is limited here, not by MAX_CONTENT_LENGTH, which limits Flask's own stream."""
@@ -284,8 +303,9 @@ class FlaskChecks(Endpoint[DecideSync]):
                 return decide_check(check)
 
         try:
-            if self._joining and len(body) <= MAX_CHECK_BYTES:
-                decide_check, verifier = self.joined(read_check(body).group)
+            if self.joining and len(body) <= MAX_CHECK_BYTES:
+                self.join(read_check(body).group)
+                decide_check, verifier = self.answering(body)
         except InvalidCheckError as error:
             status, answer = refusal(error)
         except HalfwayError as error:

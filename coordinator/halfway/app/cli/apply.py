@@ -314,7 +314,9 @@ class Changes:
                 raise
             return True
 
-        return Step(text=f"+ {_key_text(key)}", act=act, makes_key=request.certificate is None)
+        has_group = key[0] != "group" or key[1] in self._declared.groups or key[1] in self._now.groups
+        text = f"+ {_key_text(key)}{'' if has_group else ', though there is no such group'}"
+        return Step(text=text, act=act, makes_key=request.certificate is None)
 
     def _delete_group(self, name: str) -> bool:
         answer = self._remote.ask("DELETE", path_of("groups", name), expected=HTTPStatus.CONFLICT)

@@ -80,6 +80,7 @@ def test_an_existing_key_file_is_never_replaced(tmp_path: Path, monkeypatch: pyt
     ended = CliRunner().invoke(halfway, arguments, input=text)
     assert (ended.exit_code, "group-shop.key" in ended.stderr) == (1, True)
     assert "not done:\n+ key of group shop" in ended.stderr
+    assert "+ key of group shop, though there is no such group\n" in ended.stdout
     assert "0 of 1 changes are done" in ended.stdout
     assert (tmp_path / "group-shop.key").read_text() == "of before"
 
