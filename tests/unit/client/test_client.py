@@ -15,6 +15,7 @@ from multidict import MultiDict
 from halfway.app.settings import Settings
 from halfway.client import (
     AlreadyEndedError,
+    AsgiChecks,
     ClientClosedError,
     EndUnconfirmedError,
     Halfway,
@@ -34,6 +35,7 @@ from halfway.client import (
     UnknownTransactionError,
     UnserialisableMessageError,
     WrongEventLoopError,
+    WsgiChecks,
 )
 from halfway.client.barrier import Barrier, BarrierMaintenance, Store, sqlite_transactions
 from halfway.client.calls.repeats import ATTEMPT_S
@@ -389,6 +391,9 @@ def test_a_message_that_halfway_would_refuse_is_not_made(part: dict[str, Any], t
         (lambda: Halfway(NOWHERE, "shop", end_timeout_s=float("nan")), "end_timeout_s is nan"),
         (lambda: Halfway(NOWHERE, "shop", connections=0), "connections is 0: give a number of at least 1"),
         (lambda: Store(max_rows=0), "max_rows is 0"),
+        (lambda: BarrierMaintenance(Any, Any, every_s=0), "every_s is 0"),  # type: ignore[arg-type]
+        (lambda: AsgiChecks(7), "decide is 7: give a function: barrier.decide"),  # type: ignore[arg-type]
+        (lambda: WsgiChecks(asyncio.sleep), "give a function without async: barrier.decide"),  # type: ignore[arg-type]
     ],
 )
 def test_a_setting_that_fails_late_is_refused_at_once(make: Callable[[], object], told: str) -> None:

@@ -135,5 +135,6 @@ async def test_a_missing_and_an_illegal_key_name_where_to_give_one(guarded: tupl
     async with Halfway(url, "shop") as client:
         with pytest.raises(UnauthenticatedError, match=r"key= .*HALFWAY_CLIENT_KEY"):
             await client.show("a")
-    with pytest.raises(InvalidKeyError, match="the key that key= gives is not a key"):
-        Halfway(url, "shop", key="two words")
+    for wrong in ("hw_two words", "abc", ""):
+        with pytest.raises(InvalidKeyError, match="the key that key= gives is not a key"):
+            Halfway(url, "shop", key=wrong)

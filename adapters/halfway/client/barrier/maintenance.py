@@ -11,7 +11,14 @@ from collections.abc import Awaitable, Callable
 from halfway.client.barrier.barrier import AsyncBarrier, Barrier
 from halfway.client.barrier.table import BATCH, pause_s
 from halfway.client.calls.group import GroupCalls
-from halfway.client.errors import AlreadyEndedError, ClientClosedError, HalfwayError, RefusedError, WrongEventLoopError
+from halfway.client.errors import (
+    AlreadyEndedError,
+    ClientClosedError,
+    HalfwayError,
+    RefusedError,
+    WrongEventLoopError,
+    demand_positive,
+)
 from halfway.client.threads import call_async
 
 log = logging.getLogger(__name__)
@@ -38,6 +45,8 @@ class BarrierMaintenance:
         A concurrent local transaction may wait as long as the deletion of a batch takes. Transactions that were
         prepared less than `older_than_s` seconds ago are not reconciled.
         """
+        demand_positive(every_s=every_s)
+        demand_positive(1, batch=batch)
         self._client = client
         self._barrier = barrier
         self._every_s = every_s

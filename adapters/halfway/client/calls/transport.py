@@ -40,8 +40,8 @@ class Key:
     def __init__(self, text: str, source: str = "the key") -> None:
         """Take the text of a key; raises InvalidKeyError, which names where it came from."""
         text = text.strip()
-        if not text or not all("!" <= character <= "~" for character in text):
-            raise InvalidKeyError(f"{source} is not a key of halfway: give it as it was shown, without spaces in it")
+        if not text.startswith("hw_") or not all("!" <= character <= "~" for character in text):
+            raise InvalidKeyError(f"{source} is not a key of halfway (hw_...): give it as shown, without spaces in it")
         self._text = text
 
     @classmethod

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
+from inspect import iscoroutinefunction
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ from halfway.client.checks.answers import (
     refusal,
     too_large,
 )
-from halfway.client.errors import HalfwayError
+from halfway.client.errors import HalfwayError, demand
 from halfway.client.messages import Outcome
 from halfway.client.producer.client import Halfway, when_back
 from halfway.client.producer.sync import SyncHalfway
@@ -46,8 +47,12 @@ D = TypeVar("D")
 class Endpoint(Generic[D]):
     """Answers the checks that a server receives."""
 
+    _has_loop = False
+
     def __init__(self, decide: D, verifier: CheckVerifier | None = None) -> None:
         """Take the function that decides checks, and the verifier of their signatures."""
+        is_usable = callable(decide) and (self._has_loop or not iscoroutinefunction(decide))
+        demand(is_usable, "decide", decide, f"a function{' without async' * (not self._has_loop)}: barrier.decide")
         self._decide = decide
         self._verifier = verifier
         self.groups: dict[str, tuple[D, CheckVerifier | None]] = {}
@@ -66,6 +71,7 @@ class Endpoint(Generic[D]):
 class _AsyncEndpoint(Endpoint[Decide]):
     """Answers checks in an event loop."""
 
+    _has_loop = True
     has_begun = False
     """Whether the application has begun to start a client that has joined."""
 
