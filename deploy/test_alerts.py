@@ -281,7 +281,7 @@ async def test_another_program_writes_to_half(
     return await scrapes.take(2)
 
 
-@fires("HalfwayRestartGetsSlow", besides=["HalfwayLoopPaused"])
+@fires("HalfwayRestartGetsSlow")
 async def test_half_grows_behind_what_stays_pending(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
 ) -> Scrapes:
