@@ -29,6 +29,7 @@ from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 
 _GATEWAY: Final = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _QUOTAS: Final = "quotas"
+_TRIED_S: Final = 30.0
 _REMEDY: Final = "give all instances the same HALFWAY_MASTER_SECRET or HALFWAY_PEER_CREDENTIAL"
 
 
@@ -74,10 +75,10 @@ def _try_quotas(config: KafkaConfig, shown: str) -> str:
     def note(error: KafkaError | None, _message: Message) -> None:
         refusals.append(error)
 
-    producer = config.make_producer(**{"enable.idempotence": False})
+    producer = config.make_producer(**{"enable.idempotence": False, "message.timeout.ms": round(_TRIED_S * 1000)})
     for shard in range(config.shards):
         producer.produce(config.owners_topic, b"", None, shard, on_delivery=note)
-    producer.flush(ANSWER_S)
+    producer.flush(_TRIED_S)
     if THROTTLING.seconds:
         raise ConfigurationError(
             f"brokers have delayed requests by {THROTTLING.seconds:.1f} s, as a quota of halfway's user or client id "
