@@ -9,11 +9,11 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_915,
+    "lines of coordinator and adapters": 46_922,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_858,
-    "lines of halfway/http": 5_883,
+    "lines of halfway/http": 5_890,
     "lines of halfway/app": 5_813,
     "lines of halfway/kafka": 10_134,
     "lines of halfway/checks": 1_122,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_346,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_291,
+    "lines of tests": 77_318,
     "lines of bench": 3_999,
     "bytes of pages": 204_763,
     "settings": 50,

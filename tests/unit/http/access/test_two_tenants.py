@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import create_autospec
 
 import pytest
+from aiohttp import StreamReader
 
 from halfway.coordinator.operations import Operation
 from halfway.coordinator.ports import OpsRead
@@ -240,6 +241,32 @@ async def _prepare_many(world: Guarded, caller: str, count: int) -> None:
     made = [{"group": caller, "id": own_id(0, f"{caller}{n}"), "messages": [MESSAGE]} for n in range(count)]
     answer = await world.call(caller, "POST", "/v1/batch", {"prepare": made, "end": []})
     assert {item["status"] for item in answer.body["prepare"]} == {201}
+
+
+async def test_bodies_in_tiny_chunks_are_read_in_turn(loop_turns: LoopTurns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of one byte takes as long as one of 4 KiB, and thousands are read at once."""
+    read = StreamReader.readany
+
+    async def note(self: StreamReader) -> bytes:
+        if data := await read(self):
+            loop_turns.note("")
+        return data
+
+    monkeypatch.setattr(StreamReader, "readany", note)
+    async with guarded() as world:
+        writers = []
+        for _ in range(8):
+            _, writer = await asyncio.open_connection(HOST, world.here.port)
+            writers.append(writer)
+            head = {"Host": HOST, "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+            head |= bearer(world, "other")
+            lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+            writer.write(f"POST /v1/batch HTTP/1.1\r\n{lines}\r\n".encode() + b"1\r\n \r\n" * 40_000)
+        await until_true(lambda: len(loop_turns.events) > 20)
+        for writer in writers:
+            writer.transport.abort()
+        await until_true(lambda: not world.here.api._open)
+    assert loop_turns.most_in_one <= 2
 
 
 async def test_lists_of_one_group_leave_every_other_turn_to_another(
