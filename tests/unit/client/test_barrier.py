@@ -19,6 +19,7 @@ from halfway.client.barrier import (
     InvalidRetentionError,
     LateTransactionError,
     MissingTableError,
+    NoStoreError,
     UncommittedConnectionError,
     UnsupportedConnectionError,
     sqlite_transactions,
@@ -102,6 +103,9 @@ def test_bad_use_names_the_remedy(shop: Shop, tmp_path: Path) -> None:
                 begin()
     with pytest.raises(UnsupportedConnectionError, match="connect returned coroutine: give a function that"):
         Barrier("sqlite", cast("Any", partial(sleep, 0))).create()
+    for figures in (shop.barrier.stored, shop.barrier.parked, partial(shop.barrier.resolve, "a", delivered=True)):
+        with pytest.raises(NoStoreError, match=r"store=Store\(\)"):
+            figures()
     with pytest.raises(MissingTableError, match=r"inbox\.create\(\)"):
         Inbox("sqlite", shop.begin).demand_commits()
     with pytest.raises(UnsupportedConnectionError, match="sqlite3, psycopg"):

@@ -250,7 +250,10 @@ async def test_a_check_that_was_answered_refuses_the_block(world: RestWorld, bar
         (lambda client: client.transaction({"topic": "orders"}), r"messages is a dict: give a list"),
         (lambda client: client.transaction([{"topic": "orders"}]), r"messages\[0\] is a dict: give Message\("),
         (lambda client: client.transaction([ORDER], "engine"), r"begin is str: give a function .*engine\.begin"),
-        (lambda client: client.barrier.insert(sqlite3.connect(":memory:"), None), "id None: give the id"),
+        (
+            lambda client: client.barrier.insert(sqlite3.connect(":memory:"), None),
+            "transaction_id is None: give the id",
+        ),
     ],
 )
 async def test_a_wrong_argument_is_named_with_what_to_give_instead(

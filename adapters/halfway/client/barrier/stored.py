@@ -57,6 +57,9 @@ class StoreFullError(HalfwayError):
     """The store has reached its bound, and halfway is away: the local transaction is rolled back. Try again later."""
 
 
+_NO_STORE: Final = "the client's barrier has no store: open it with `Barrier(..., store=Store())`, and create its table"
+
+
 class NoStoreError(HalfwayError, TypeError):
     """The client's barrier has no store: open it with `Barrier(..., store=Store())`, and create its table."""
 
@@ -168,7 +171,7 @@ class StoredTable(SqlTable):
     def demand_room(self, size: int = 1) -> Steps[None]:
         """Raise StoreFullError if the store has no room for messages of this size; NoStoreError if it is not used."""
         if self.bounds is None:
-            raise NoStoreError("the client's barrier has no store: open it with `Barrier(..., store=Store())`")
+            raise NoStoreError(_NO_STORE)
         is_old = time.monotonic() - self._measured_at >= _MEASURED_FOR_S
         if is_old or self._rows >= self.bounds.max_rows or self._bytes + size > self.bounds.max_bytes:
             result = yield self._statement("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM {table}")
@@ -270,6 +273,7 @@ class StoredTable(SqlTable):
 
     def parked(self) -> Steps[list[ParkedMessages]]:
         """Return what is parked, oldest first; at most 100."""
+        yield from self._demand_table()
         age = _AGE[self.dialect].replace("{stored_at}", "stored_at")
         result = yield self._statement(
             f"SELECT transaction_id, reason, {age}, messages FROM {{table}} WHERE reason IS NOT NULL"  # noqa: S608
@@ -282,12 +286,18 @@ class StoredTable(SqlTable):
 
     def resolve(self, transaction_id: str, *, delivered: bool) -> Steps[bool]:
         """Delete a parked transaction that was delivered, or send it again; return whether it was parked."""
+        yield from self._demand_table()
         again = "UPDATE {table} SET reason = NULL, given = 0 WHERE transaction_id = {p} AND reason IS NOT NULL"
         delete = "DELETE FROM {table} WHERE transaction_id = {p} AND reason IS NOT NULL"
         return rows_written((yield self._statement(delete if delivered else again, transaction_id))) > 0
 
+    def _demand_table(self) -> Steps[None]:
+        if not (yield from self.exists()):
+            raise NoStoreError(_NO_STORE)
+
     def figures(self) -> Steps[StoredFigures]:
         """Return what waits."""
+        yield from self._demand_table()
         age = _AGE[self.dialect].replace("{stored_at}", "MIN(stored_at)")
         select = f"SELECT COUNT(*), COUNT(reason), COALESCE(SUM(size), 0), COALESCE({age}, 0) FROM {{table}}"  # noqa: S608
         rows, parked, size, oldest_s = (yield self._statement(select)).rows[0]

@@ -16,7 +16,7 @@ from importlib.resources import files
 from os import PathLike
 from typing import Any, Final, TypeVar
 
-from halfway.client.errors import HalfwayError
+from halfway.client.errors import HalfwayError, demand, matches
 from halfway.client.ids import canonical
 from halfway.client.messages import Outcome, is_conflict
 
@@ -155,10 +155,10 @@ class SqlTable:
     ) -> None:
         """Take the statements that create the table and its index unless they exist, and the columns of key and time.
 
-        Raises ValueError if the name is not legal.
+        Raises InvalidSettingError if the name is not legal.
         """
-        if not _NAME.fullmatch(name.removesuffix("_stored")):
-            raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
+        is_name = _NAME.fullmatch(name.removesuffix("_stored"))
+        demand(is_name, "table", name, "a lower-case name of at most 48 letters, digits and _")
         self.dialect = Dialect(dialect)
         self.sql = STATEMENTS[self.dialect]
         self._creation = creation[self.dialect]
@@ -241,9 +241,7 @@ class BarrierTable(SqlTable):
         Raises LateTransactionError; and ConflictError if the database refuses the row because of changes by others
         since the transaction's first read, which are not visible in this transaction.
         """
-        given: object = transaction_id
-        if not isinstance(given, str) or not _ID.fullmatch(transaction_id):
-            raise ValueError(f"transaction id {transaction_id!r}: give the id of the prepared transaction")
+        demand(matches(_ID, transaction_id), "transaction_id", transaction_id, "the id of the prepared transaction")
         transaction_id = canonical(transaction_id)
         try:
             result = yield self._statement(self.sql.insert, transaction_id, _COMMITTED)
