@@ -23,7 +23,7 @@ import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -152,6 +152,8 @@ class Machine:
         self.crashed: list[BaseException] = []
         """What threads have ended with."""
         self.ending = False
+        self.oldest = 2
+        """Up to which generation garbage is collected at the end."""
         self.late_share, self.late_s = 0.0, 0.0
         """Which share of the threads that could go on do so late, and how late at most."""
         self.stretch = 1
@@ -221,7 +223,7 @@ class Machine:
             del coroutine
         self.loop._ready.clear()  # type: ignore[attr-defined]
         self.loop._timers.clear()
-        gc.collect()
+        gc.collect(self.oldest)
 
 
 def _resume(thread: greenlet.greenlet, answer: object) -> None:
@@ -662,10 +664,24 @@ def _replace(machine: Machine) -> Iterator[tuple[dict[str, Any], str, Any]]:
     replacements = {id(getattr(module, name)): new for module, names in offers.items() for name, new in names.items()}
     replacements |= {id(module): SimpleNamespace(**names) for module, names in offers.items() if module is not os}
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(_PREFIXES)]
-    for module in (*modules, concurrent.futures._base):
-        names = vars(module)
-        for name, value in list(names.items()):
-            new = replacements.get(id(value), machine.random if isinstance(value, random.SystemRandom) else None)
-            if new is not None:
-                yield names, name, value
-                names[name] = new
+    for names, name, value in _places(len(modules), replacements, (*modules, concurrent.futures._base)):
+        if names.get(name) is value:
+            yield names, name, value
+            names[name] = replacements.get(id(value), machine.random)
+
+
+_FOUND: Final[dict[int, list[tuple[dict[str, Any], str, Any]]]] = {}
+
+
+def _places(
+    count: int, replacements: Container[int], modules: Sequence[ModuleType]
+) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return where something is to be replaced, and what; it is looked for once for so many modules."""
+    if count not in _FOUND:
+        _FOUND[count] = [
+            (vars(module), name, value)
+            for module in modules
+            for name, value in vars(module).items()
+            if id(value) in replacements or isinstance(value, random.SystemRandom)
+        ]
+    return _FOUND[count]

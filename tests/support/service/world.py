@@ -1,4 +1,4 @@
-"""A coordinator with the ports in memory, and a clock that a test advances."""
+"""A coordinator on a simulated broker, and a clock that a test advances."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from halfway.coordinator.requests import End, EndResult, GroupSpec, Prepare, Pre
 from halfway.protocol.policy import LimitOverrides, OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
-from tests.support.memory.cluster import Memory, topic
 from tests.support.service.begun import Begun
+from tests.support.service.broker import Memory, topic
 from tests.support.waiting import GENEROUS_S
 
 SHARDS = 2
@@ -32,21 +32,31 @@ class World:
             topics={"orders": 3, "points": 1, "compacted": topic(1, compacted=True)},
             outcome_horizon_s=limits.outcome_horizon_s,
         )
+        return await cls.join(memory, limits)
+
+    @classmethod
+    async def join(cls, memory: Memory, limits: ServiceLimits = LIMITS) -> "World":
+        """Start the ports of an instance and its service, and wait until it serves its shards."""
+        await memory.open()
         coordinator = Coordinator(limits=limits, **memory.ports)
-        await memory.membership.start(coordinator.shards)
+        memory.peers.serve(coordinator.peer_handler)
+        await memory.start(coordinator.shards)
         world = cls(memory, coordinator)
-        await world.until(lambda: len(coordinator.shards.served) == SHARDS)
+        await world.until(
+            lambda: len(coordinator.shards.served) == (SHARDS if memory.owns is None else len(memory.owns))
+        )
         return world
 
     async def restart(self, limits: ServiceLimits = LIMITS) -> "World":
         """Kill this instance and start the next one over the same log."""
         memory = self.memory.restarted()
-        await self.coordinator.drain()
         return await World.start(memory, limits)
 
     async def stop(self) -> None:
+        if self.memory.is_dead:
+            return
         await self.coordinator.drain()
-        await self.memory.membership.stop(deadline=self.deadline())
+        await self.memory.stop(deadline=self.deadline())
 
     @staticmethod
     def deadline(seconds: float = 30) -> float:
@@ -121,6 +131,12 @@ class World:
         async with asyncio.timeout(within_s):
             while await self.state(transaction_id) is not state:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.001)
+
+    async def settled(self) -> None:
+        """Wait until the tail has read what stands."""
+        ends = [shard.half.end for shard in self.memory.log.shards]
+        shards = self.coordinator.shards
+        await self.until(lambda: all(shards.get(number).state.half_tail >= end for number, end in enumerate(ends)))
 
     async def scan(self, *, after_s: float = 0) -> None:
         """Advance the clock, scan every shard as the scheduler does, and let the replies to its checks arrive."""

@@ -1,10 +1,19 @@
-"""A coordinator with the ports in memory for each test."""
+"""A coordinator on a simulated broker for each test."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
+from tests.support.service.broker import new_loop
 from tests.support.service.world import World
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run what uses a World in virtual time."""
+    assert isinstance(item, pytest.Function)
+    is_world = World in vars(item.module).values()
+    return {"virtual": new_loop} if is_world else {"real": asyncio.new_event_loop}
 
 
 @pytest.fixture

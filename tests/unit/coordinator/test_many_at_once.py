@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.ids import shard_of
@@ -15,8 +14,8 @@ from halfway.protocol.policy import LimitOverrides
 from halfway.protocol.records import Message, Op
 from halfway.protocol.transactions import Cause, Outcome
 from tests.support.ids import named_id
-from tests.support.memory.cluster import Memory
 from tests.support.service.begun import Begun
+from tests.support.service.broker import Memory
 from tests.support.service.world import LIMITS, SHARDS, World
 
 LISTS = 50
@@ -26,13 +25,7 @@ LIMITED = dataclasses.replace(LIMITS, default_limits=LimitOverrides(bytes_in_fli
 
 async def two_instances() -> list[World]:
     first = Memory(shards=SHARDS, topics={"orders": 3}, owns={0})
-    worlds = []
-    for memory in (first, Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)):
-        coordinator = Coordinator(limits=LIMITED, **memory.ports)
-        memory.peers.serve(coordinator.peer_handler)
-        await memory.membership.start(coordinator.shards)
-        worlds.append(World(memory, coordinator))
-    await worlds[0].until(lambda: all(world.coordinator.shards.served for world in worlds))
+    worlds = [await World.start(one, LIMITED) for one in (first, Memory(shards=SHARDS, owns={1}, beside=first))]
     await worlds[0].group()
     return worlds
 

@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from halfway.app.serve.scheduler import ScanScheduler, SystemClock
-from tests.support.service.world import SHARDS, World
+from tests.support.rest.client import RestWorld as World
+from tests.support.waiting import until_true
+
+SHARDS = 2
 
 
 class Scans:
@@ -25,9 +28,9 @@ class Scans:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    world = await World.start()
-    yield world
-    await world.stop()
+    async with World() as world:
+        await until_true(lambda: len(world.coordinator.shards.served) == SHARDS, what="every shard is served")
+        yield world
 
 
 async def test_a_shard_is_scanned_while_it_is_served(world: World) -> None:
@@ -38,7 +41,7 @@ async def test_a_shard_is_scanned_while_it_is_served(world: World) -> None:
     listener = world.coordinator.shards
     for shard in range(SHARDS):
         scheduler.arm(shard)
-    await world.until(lambda: set(scans.seen) == set(range(SHARDS)))
+    await until_true(lambda: set(scans.seen) == set(range(SHARDS)), what="the jobs")
     listener.lost(0)
     await listener.revoked(1)
     await asyncio.sleep(0.05)
@@ -57,7 +60,7 @@ async def test_a_clock_that_is_set_back_does_not_stop_the_scan(world: World, mon
     await asyncio.sleep(0)
     real = time.time_ns
     monkeypatch.setattr("halfway.app.serve.scheduler.time.time_ns", lambda: real() - 3600 * 10**9)
-    await world.until(lambda: set(armed) == set(range(SHARDS)))
+    await until_true(lambda: set(armed) == set(range(SHARDS)), what="the jobs")
     monkeypatch.undo()
     await scheduler.stop()
 

@@ -13,7 +13,7 @@ from halfway.protocol.keys import MasterSecret
 from halfway.protocol.principal import PEER, Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
-from tests.support.memory.cluster import Memory
+from tests.support.service.broker import Memory
 from tests.support.service.world import LIMITS, QUICK, World
 
 

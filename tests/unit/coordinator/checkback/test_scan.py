@@ -1,11 +1,14 @@
 """The scan: cursors, re-anchoring, payloads that are not in memory, lists."""
 
+from typing import Any
+
 import pytest
 
+from halfway.coordinator.ports import Appended
 from halfway.coordinator.requests import GroupSpec, ServiceLimits
 from halfway.protocol.errors import InvalidRequestError, UnknownGroupError
 from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import CheckMode, Half, Message
+from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
 from tests.support.service.world import SHARDS, World
@@ -189,15 +192,17 @@ async def test_what_is_being_prepared_while_the_clock_is_set_right_is_asked_abou
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was stored with the former time, and acknowledged after the scan looked at every transaction again."""
-    append = world.memory.half_log._append
+    append = world.memory.half_log.append
 
-    async def set_right_meanwhile(shard: int, half: Half) -> int:
-        offset = await append(shard, half)
-        world.memory.clock.advance(-600)
-        world.coordinator.clock_was_set()
-        return offset
+    def set_right_meanwhile(shard: int, halves: Any, appended: Appended[Any], *, deadline: float) -> None:
+        def answer(results: Any) -> None:
+            world.memory.clock.advance(-600)
+            world.coordinator.clock_was_set()
+            appended(results)
 
-    monkeypatch.setattr(world.memory.half_log, "_append", set_right_meanwhile)
+        append(shard, halves, answer, deadline=deadline)
+
+    monkeypatch.setattr(world.memory.half_log, "append", set_right_meanwhile)
     world.memory.clock.advance(600)
     prepared = await world.prepare()
     await world.scan()

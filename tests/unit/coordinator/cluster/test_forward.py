@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.queries import queries as get_and_list
 from halfway.coordinator.records import CountCall, GetCall, LeaseCall, ListCall, PeerCall
@@ -25,21 +24,15 @@ from halfway.protocol.principal import PEER
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Cause, Outcome
 from tests.support.ids import named_id_in
-from tests.support.memory.cluster import Memory
-from tests.support.service.world import LIMITS, SHARDS, World
+from tests.support.service.broker import Memory
+from tests.support.service.world import SHARDS, World
 from tests.support.waiting import GENEROUS_S
 
 
 async def instance(owns: set[int], first: Memory | None = None) -> World:
     """Start an instance with these shards, over the log and the clock of the first one."""
-    log, clock = (None, None) if first is None else (first.log, first.clock)
-    memory = Memory(shards=SHARDS, topics={"orders": 3, "points": 1}, owns=owns, log=log, clock=clock)
-    coordinator = Coordinator(limits=LIMITS, **memory.ports)
-    memory.peers.serve(coordinator.peer_handler)
-    await memory.membership.start(coordinator.shards)
-    world = World(memory, coordinator)
-    await world.until(lambda: set(coordinator.shards.served) == owns)
-    return world
+    topics = {"orders": 3, "points": 1} if first is None else {}
+    return await World.start(Memory(shards=SHARDS, topics=topics, owns=owns, beside=first))
 
 
 @pytest.fixture
@@ -79,7 +72,7 @@ async def test_an_instance_without_shards_has_its_prepares_done_by_others(pair: 
 
 async def test_a_shard_without_owner_is_unavailable(pair: tuple[World, World]) -> None:
     here, there = pair
-    there.memory.membership.kill()
+    await there.stop()
     with pytest.raises(ShardUnavailableError) as caught:
         await here.get(own_id(1))
     assert caught.value.fields["shard"] == 1
@@ -113,7 +106,7 @@ async def test_a_lost_answer_is_said_to_be_unknown(pair: tuple[World, World]) ->
     assert len(there.memory.records("orders")) == 1
 
 
-async def test_lists_are_of_all_shards_or_an_error(pair: tuple[World, World]) -> None:
+async def test_lists_are_of_all_shards_or_an_error(pair: tuple[World, World], monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = pair
     names = []
     for number in range(10):
@@ -129,11 +122,12 @@ async def test_lists_are_of_all_shards_or_an_error(pair: tuple[World, World]) ->
                 break
             query = ListQuery(limit=3, cursor=page.next)
         assert seen == names
-    there.memory.membership.kill()
+    await there.stop()
     with pytest.raises(ShardUnavailableError, match="all shards"):
         await here.coordinator.list(ListQuery(), deadline=here.deadline())
-    here.memory.log.owners[1] = here.memory.log.owners[0]  # a wrong hint
     third = await instance(set(), here.memory)
+    find = third.memory.owners.find
+    monkeypatch.setattr(third.memory.owners, "find", lambda _: find(0))  # a wrong hint
     with pytest.raises(ShardUnavailableError, match="shard 1"):
         await third.coordinator.list(ListQuery(), deadline=third.deadline())
     await third.stop()
@@ -196,11 +190,11 @@ async def test_a_group_is_written_again_if_a_new_owner_accepted_a_prepare_during
         if not new:
             here.memory.groups.change = change  # type: ignore[method-assign]
             await here.group(urls=("http://changed/",))
-            second.memory.membership.kill()
+            second.memory.kill()
             new.append(await instance({1}, here.memory))
             await new[0].prepare(transaction_id=own_id(1))
             if then == "no owner of another shard":
-                first.memory.membership.kill()
+                first.memory.kill()
             here.memory.peers.lose_answers = int(then == "lost answer")
         await change(*call, **given)
 
@@ -223,7 +217,7 @@ async def test_a_deletion_that_is_refused_leaves_the_group_as_it_was(pair: tuple
 
 async def test_a_group_is_not_deleted_while_a_shard_cannot_be_asked(pair: tuple[World, World]) -> None:
     here, there = pair
-    there.memory.membership.kill()
+    there.memory.kill()
     with pytest.raises(ShardUnavailableError):
         await here.coordinator.delete_group("shop", deadline=here.deadline())
     assert (await here.coordinator.get_group("shop", deadline=here.deadline())).group == "shop"
@@ -303,7 +297,7 @@ async def test_a_poll_goes_on_while_an_owner_is_away(pair: tuple[World, World]) 
     name = (await here.prepare(transaction_id=own_id(0))).id
     here.memory.clock.advance(6)
     await here.scan()
-    here.memory.log.instances.clear()
+    here.memory.kafka.handlers.clear()
     [check] = await here.coordinator.lease_checks("shop", at_most=5, wait_s=1)
     assert check.id == name
     assert await here.coordinator.lease_checks("shop", at_most=5, wait_s=0.1) == []
@@ -335,7 +329,7 @@ async def test_a_shard_that_goes_while_an_id_is_looked_for_has_the_call_forwarde
 
     async def lose_shard(shard: int, *, deadline: float) -> int:
         end = await half_end(shard, deadline=deadline)
-        here.memory.membership.kill()
+        here.memory.kill()
         here.coordinator.shards.lost(0)
         return end + 1
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from halfway.coordinator import prepare_rules as group_limits
-from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import ServiceLimits
 from halfway.protocol.errors import GroupLimitedError, PreparesRejectedError, RetryableError
 from halfway.protocol.ids import shard_of
@@ -16,7 +15,7 @@ from halfway.protocol.policy import LimitOverrides, PolicyOverrides
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
-from tests.support.memory.cluster import Memory
+from tests.support.service.broker import Memory
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.support.surroundings import no_verdict
 
@@ -140,15 +139,8 @@ async def test_prepares_on_their_way_count_as_pending() -> None:
 async def two_instances(**limits: Any) -> list[World]:
     """Start two instances that share the log, with one shard each."""
     first = Memory(shards=SHARDS, topics={"orders": 3}, owns={0})
-    second = Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)
-    worlds = []
-    for memory in (first, second):
-        coordinator = Coordinator(limits=_service_limits(**limits), **memory.ports)
-        memory.peers.serve(coordinator.peer_handler)
-        await memory.membership.start(coordinator.shards)
-        world = World(memory, coordinator)
-        worlds.append(world)
-    await worlds[0].until(lambda: all(world.coordinator.shards.served for world in worlds))
+    second = Memory(shards=SHARDS, owns={1}, beside=first)
+    worlds = [await World.start(memory, _service_limits(**limits)) for memory in (first, second)]
     await worlds[0].group()
     return worlds
 

@@ -19,8 +19,8 @@ from halfway.protocol.policy import LimitOverrides
 from halfway.protocol.records import Foreign, Half, Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
-from tests.support.memory.cluster import topic
 from tests.support.replies import once
+from tests.support.service.broker import topic
 from tests.support.service.world import SHARDS, World
 
 BIG = 900_000
@@ -102,6 +102,7 @@ async def test_a_prepare_looks_again_if_another_one_of_its_id_became_ambiguous_m
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end offset that it has read does not cover the half of the later prepare, which the tail has not read yet."""
+    await world.settled()
     world.memory.faults.next_append_ambiguous(stored=False)
     with pytest.raises(OutcomeUnknownError):
         await world.prepare(transaction_id=named_id("order-1"))

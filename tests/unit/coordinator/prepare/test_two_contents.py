@@ -17,9 +17,8 @@ from halfway.protocol.errors import (
 )
 from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Foreign, Half, Message, Origin, fingerprint
-from halfway.protocol.transactions import Outcome, State
+from halfway.protocol.transactions import Outcome
 from tests.support.ids import named_id
-from tests.support.memory.log import half_headers
 from tests.support.service.world import SHARDS, World
 
 ID = named_id("order-1")
@@ -92,9 +91,6 @@ async def test_a_half_on_its_way_counts_although_a_prepare_that_knew_of_it_was_n
     """
     on_their_way: list[tuple[int, Half]] = []
 
-    def as_record(half: Half) -> tuple[str, Half, Any]:
-        return half.id, half, half_headers(half, State.PREPARED)
-
     def keep(shard: int, halves: Halves, appended: Appended[Any], *, deadline: float) -> None:
         on_their_way.extend((shard, half) for half, _ in halves)
         appended([(token, OutcomeUnknownError("not in time")) for _, token in halves])
@@ -104,9 +100,9 @@ async def test_a_half_on_its_way_counts_although_a_prepare_that_knew_of_it_was_n
 
     def land(shard: int, halves: Halves, appended: Appended[Any], *, deadline: float) -> None:
         """Append both in their order, and answer before the tail has read them."""
-        stored = [world.memory.log.shards[number].half.append(*as_record(half)) for number, half in on_their_way]
+        stored = [world.memory.log.shards[number].half.append(half) for number, half in on_their_way]
         [(half, token)] = halves
-        stored.append(world.memory.log.shards[shard].half.append(*as_record(half)))
+        stored.append(world.memory.log.shards[shard].half.append(half))
         appended([(token, stored[-1])])
 
     monkeypatch.setattr(world.memory.half_log, "append", keep)
@@ -143,6 +139,7 @@ async def test_of_two_own_halves_the_log_decides_which_one_counts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one was not confirmed, and lands just before the second: the second is refused."""
+    await world.settled()
     world.memory.faults.next_append_ambiguous(stored=False)
     with pytest.raises(OutcomeUnknownError):
         await world.prepare(ONE, transaction_id=ID)
@@ -204,16 +201,19 @@ async def test_what_is_acknowledged_is_delivered_if_a_commit_began_with_other_co
     """
     half_log, shards = world.memory.half_log, world.coordinator.shards
     former = next(record.offset for record in world.memory.log.shards[NUMBER].half.records if record.key == "!barrier")
-    world.memory.membership.lose()
+    world.memory.lose()
     await world.until(lambda: len(shards.served) == SHARDS)
     arrives, acknowledged, readable = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    append, read_half = half_log._append, half_log.read_half
+    append, read_half = half_log.append, half_log.read_half
+    slow: list[asyncio.Task[None]] = []
 
-    async def append_slowly(shard: int, half: Half) -> Any:
+    async def append_slowly(shard: int, some: Halves, appended: Appended[Any], **deadline: float) -> None:
+        answers: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         await arrives.wait()
-        appended = await append(shard, half)
+        append(shard, some, answers.set_result, **deadline)
+        await answers
         await acknowledged.wait()
-        return appended
+        appended(answers.result())
 
     async def read_slowly(*args: Any, **deadline: Any) -> Half:
         half = await read_half(*args, **deadline)
@@ -225,7 +225,9 @@ async def test_what_is_acknowledged_is_delivered_if_a_commit_began_with_other_co
         entry = None if shard is None else shard.state.find(ID)
         return entry is not None and entry.fingerprint == fingerprint("shop", (message,), None)
 
-    monkeypatch.setattr(half_log, "_append", append_slowly)
+    monkeypatch.setattr(
+        half_log, "append", lambda *args, **given: slow.append(asyncio.create_task(append_slowly(*args, **given)))
+    )
     monkeypatch.setattr(half_log, "read_half", read_slowly)
     prepare = asyncio.ensure_future(world.prepare(ONE, transaction_id=ID))
     await world.until(lambda: shards.preparing)

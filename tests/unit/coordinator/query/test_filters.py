@@ -2,14 +2,13 @@
 
 import pytest
 
-from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import ListQuery
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.ids import named_id
-from tests.support.memory.cluster import Memory
-from tests.support.service.world import LIMITS, World
+from tests.support.service.broker import Memory
+from tests.support.service.world import World
 from tests.support.surroundings import no_verdict
 
 PARKED_SOON = PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1)
@@ -58,23 +57,19 @@ async def test_each_filter_finds_what_it_says(stocked: World) -> None:
 async def test_two_instances_find_what_one_finds() -> None:
     """On either instance, in the same order, with the oldest first if there is a limit."""
     first = Memory(shards=2, topics={"orders": 3}, owns={0})
-    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
-    here, there = (Coordinator(limits=LIMITS, **memory.ports) for memory in (first, second))
-    for memory, coordinator in ((first, here), (second, there)):
-        memory.peers.serve(coordinator.peer_handler)
-        await memory.membership.start(coordinator.shards)
-    world = World(first, here)
-    await world.until(lambda: len(here.shards.served) + len(there.shards.served) == 2)
+    second = Memory(shards=2, owns={1}, beside=first)
+    worlds = [await World.start(memory) for memory in (first, second)]
+    world = worlds[0]
     await world.group()
     for number in range(20):
         await world.prepare(transaction_id=named_id(f"t{number:02}"))
         first.clock.advance(0.01)
     wanted = [named_id(f"t{number:02}") for number in range(20)]
-    for coordinator in (here, there):
-        asked = World(first, coordinator)
+    for asked in worlds:
+        coordinator = asked.coordinator
         assert await ids(asked, id=named_id("t")[:13]) == wanted
         assert len(coordinator.shards.served) == 1
         some = await coordinator.list(ListQuery(id=named_id("t")[:13], limit=5), deadline=asked.deadline())
         assert (some.count, [one.id for one in some.transactions]) == (20, wanted[:5])
-    for coordinator in (here, there):
-        await coordinator.drain()
+    for asked in worlds:
+        await asked.stop()

@@ -12,7 +12,7 @@ from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.principal import Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message
 from tests.support.ids import named_id
-from tests.support.memory.cluster import Memory
+from tests.support.service.broker import Memory
 from tests.support.service.world import SHARDS, World
 
 SHOP = Principal(kind=PrincipalKind.GROUP, name="shop")

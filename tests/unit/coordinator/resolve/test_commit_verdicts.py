@@ -26,7 +26,7 @@ from halfway.protocol.principal import PEER, Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.ids import named_id
-from tests.support.memory.cluster import Memory, topic
+from tests.support.service.broker import Memory, topic
 from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
 from tests.support.surroundings import verdict
 from tests.unit.coordinator.resolve.test_ending import ops
@@ -87,10 +87,9 @@ async def test_every_reason_that_refuses_a_commit_leaves_it_remembered(
     """A topic that is gone, a lowered size limit, a permission that was taken away."""
     prepared = await rolling_back.prepare()
     if reason is TopicUnavailableError:
-        del rolling_back.memory.log.topics["orders"]
+        rolling_back.memory.delete_topic("orders")
     elif reason is MessageTooLargeError:
-        orders = rolling_back.memory.log.topics["orders"]
-        orders.facts = topic(3, max_message_bytes=1)
+        rolling_back.memory.create_topic("orders", topic(3, max_message_bytes=1))
     else:
         rolling_back.memory.faults.denied_topics.add("orders")
     await refused(rolling_back, End(id=prepared.id, outcome=Outcome.COMMIT), reason)

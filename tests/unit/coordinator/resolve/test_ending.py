@@ -20,7 +20,7 @@ from halfway.protocol.errors import (
 from halfway.protocol.records import Half, Message, Op, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.ids import named_id
-from tests.support.memory.cluster import Memory
+from tests.support.service.broker import Memory
 from tests.support.service.world import SHARDS, World
 from tests.support.surroundings import unreachable
 
@@ -83,9 +83,9 @@ async def test_an_end_that_may_stand_is_unconfirmed_if_nobody_serves_its_shard(
 ) -> None:
     """Not `shard_unavailable`, which means that nothing was done; the write stands when the shard is served again."""
     prepared = await world.prepare()
-    membership = world.memory.membership
+    membership, nobody = world.memory.membership, asyncio.Event()
     with monkeypatch.context() as patched:
-        patched.setattr(membership, "_begin", lambda: None)
+        patched.setattr(membership, "_begin_incarnation", nobody.wait)
         patched.setattr("halfway.coordinator.ending.WRITE_LIMIT_S", 0.1)
         # The timer of its call would give the same answer at nearly the same moment.
         patched.setattr(world.coordinator._ending._deadlines, "watch", lambda *_: None)
@@ -93,7 +93,8 @@ async def test_an_end_that_may_stand_is_unconfirmed_if_nobody_serves_its_shard(
         with pytest.raises(EndUnconfirmedError):
             await world.coordinator.end(End(id=prepared.id, outcome=Outcome.COMMIT), deadline=world.deadline(0.05))
         await world.until(lambda: not world.coordinator.shards.claims)
-    membership._begin()
+    nobody.set()
+    await world.until(lambda: len(world.coordinator.shards.served) == SHARDS)
     assert (await world.end(prepared.id, Outcome.COMMIT)).state is State.COMMITTED
     assert len(world.memory.records("orders")) == 1
 
@@ -243,13 +244,20 @@ async def test_an_exception_while_a_refused_commit_is_recorded_leaves_the_id_fre
     assert (await world.end(prepared.id, Outcome.ROLLBACK)).changed
 
 
-async def test_an_end_that_fails_after_its_caller_has_gone_leaves_no_error_unseen(world: World) -> None:
+async def unreadable(*_: object, **__: object) -> Half:
+    await asyncio.sleep(0)
+    raise KafkaUnavailableError("Kafka did not answer in time")
+
+
+async def test_an_end_that_fails_after_its_caller_has_gone_leaves_no_error_unseen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is logged, not reported as an error of the program."""
     unseen: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     prepared = await world.prepare()
     world.coordinator.shards.payloads.drop(prepared.id)
-    world.memory.faults.unavailable = True
+    monkeypatch.setattr(world.memory.half_log, "read_half", unreadable)
     ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
     while prepared.id not in world.coordinator.shards.claims:  # noqa: ASYNC110 - it is claimed only for a moment
         await asyncio.sleep(0)
@@ -257,7 +265,6 @@ async def test_an_end_that_fails_after_its_caller_has_gone_leaves_no_error_unsee
     await world.until(lambda: prepared.id not in world.coordinator.shards.claims)
     del ending
     gc.collect()
-    world.memory.faults.unavailable = False
     assert unseen == []
 
 
@@ -283,19 +290,20 @@ async def test_an_end_that_a_full_lane_refuses_leaves_nothing_in_memory(*, cache
             await world.end(prepared.id, Outcome.COMMIT)
     assert await errors_held(OverloadedError) <= before + 1
     await world.coordinator.drain()
-    world.memory.membership.kill()  # a stop would wait for its deadline to record the refused commit
+    world.memory.kill()  # a stop would wait for its deadline to record the refused commit
 
 
-async def test_an_end_whose_payload_cannot_be_read_leaves_nothing_in_memory(world: World) -> None:
+async def test_an_end_whose_payload_cannot_be_read_leaves_nothing_in_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its error and its answer are freed."""
     prepared = await world.prepare()
     before = await errors_held(KafkaUnavailableError)
-    world.memory.faults.unavailable = True
+    monkeypatch.setattr(world.memory.half_log, "read_half", unreadable)
     for _ in range(20):
         world.coordinator.shards.payloads.drop(prepared.id)
         with pytest.raises(KafkaUnavailableError):
             await world.end(prepared.id, Outcome.COMMIT)
-    world.memory.faults.unavailable = False
     assert await errors_held(KafkaUnavailableError) <= before + 1
 
 
@@ -316,18 +324,23 @@ async def test_an_end_whose_shard_was_away_while_its_payload_was_read_is_judged_
     monkeypatch.setattr(world.memory.half_log, "read_half", slow)
     ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
     await reading.wait()
-    other = await World.start(Memory(log=world.memory.log, clock=world.memory.clock, outcome_horizon_s=60))
-    other.memory.caller.always(unreachable())
-    for after_s in (2000, 300):
-        await other.scan(after_s=after_s)
-    assert await other.state(prepared.id) is State.PARKED
-    world.memory.membership.lose()
+    membership, nobody = world.memory.membership, asyncio.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(membership, "_begin_incarnation", nobody.wait)
+        world.memory.lose()
+        membership._group.leave_group()
+        other = await World.start(Memory(beside=world.memory, outcome_horizon_s=60))
+        other.memory.caller.always(unreachable())
+        for after_s in (2000, 300):
+            await other.scan(after_s=after_s)
+        assert await other.state(prepared.id) is State.PARKED
+        await other.stop()
+    nobody.set()
     await world.until(lambda: len(world.coordinator.shards.served) == SHARDS)
     go_on.set()
     assert (await ending).changed
     records = [record for shard in world.memory.log.shards for record in shard.parked.records]
     assert [record.value is None for record in records if record.key == prepared.id] == [False, True]
-    await other.stop()
 
 
 async def test_a_commit_verdict_of_what_was_parked_does_not_undo_a_resume(world: World) -> None:

@@ -1,6 +1,8 @@
 """An id is decided once, ever: an id whose outcome may be forgotten is not taken for a new one."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
@@ -25,6 +27,7 @@ async def commit(world: World, name: str) -> str:
     own = born(world, name)
     await world.prepare(transaction_id=own)
     await world.end(own, Outcome.COMMIT)
+    await world.settled()
     return own
 
 
@@ -98,6 +101,7 @@ async def test_an_id_whose_outcome_was_forgotten_early_is_refused_and_a_younger_
     for other in [one for one in others if again.coordinator.shards.number_of(one) == number][:3]:
         await again.prepare(transaction_id=other)
         await again.end(other, Outcome.ROLLBACK)
+    await again.settled()
     await again.scan()
     assert again.coordinator.shards.of(own).state.find(own) is None
     with pytest.raises(OutcomeExpiredError):
@@ -157,37 +161,29 @@ async def test_a_half_that_is_stored_after_the_horizon_of_its_id_is_prepared(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was new when it came."""
-    append, acknowledged = world.memory.half_log._append, asyncio.Event()
-
-    async def slowly(shard: int, half: Half) -> int:
-        await acknowledged.wait()
-        return await append(shard, half)
-
-    monkeypatch.setattr(world.memory.half_log, "_append", slowly)
+    begun: list[Callable[[], None]] = []
+    append = world.memory.half_log.append
+    monkeypatch.setattr(world.memory.half_log, "append", lambda *a, **given: begun.append(partial(append, *a, **given)))
     own = born(world, "one", 59)
     preparing = asyncio.create_task(world.prepare(transaction_id=own))
-    await world.until(lambda: world.coordinator.shards.preparing["shop"])
+    await world.until(lambda: begun)
     await world.scan(after_s=2)
-    acknowledged.set()
+    begun[0]()
     assert (await preparing).created
     again = await world.restart()
     assert (await again.end(own, Outcome.COMMIT)).changed
     await again.stop()
 
 
-async def test_a_prepare_before_the_horizon_waits_for_what_the_tail_has_not_read(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_prepare_before_the_horizon_waits_for_what_the_tail_has_not_read(world: World) -> None:
     """A former owner may have stored it."""
     prepared = await world.prepare(transaction_id=born(world, "one"))
-    shards, membership = world.coordinator.shards, world.memory.membership
-    number = shards.number_of(prepared.id)
+    number = world.coordinator.shards.number_of(prepared.id)
     half = next(one.value for one in world.memory.log.shards[number].half.records if isinstance(one.value, Half))
     world.memory.clock.advance(61)
     again = await world.restart()
     own = born(again, "two", 61)
     number = again.coordinator.shards.number_of(own)
-    monkeypatch.setattr(membership, "_tail", lambda *_: None)
     again.memory.foreign_prepare(number, msgspec.structs.replace(half, id=own))
     assert not (await again.prepare(transaction_id=own)).created
     await again.stop()

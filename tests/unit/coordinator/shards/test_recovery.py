@@ -46,7 +46,7 @@ async def test_a_fold_that_was_lost_is_freed_once_the_next_is_served(world: Worl
     with world.memory.faults.lane_held():
         ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
         await world.until(lambda: prepared.id in shards.claims)
-        world.memory.membership.lose()
+        world.memory.lose()
         await world.until(lambda: len(shards.served) == SHARDS)
         gc.collect()
         assert prepared.id in shards.claims

@@ -1,0 +1,629 @@
+"""The Kafka adapter of one instance on a simulated broker, in virtual time: what `World` runs a coordinator on.
+
+Threads and timers are those of `tests.simulation.machine`; the wall clock stands still until a test moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableSet, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from halfway.coordinator.access import OpenAccess
+from halfway.coordinator.cluster.forward import PeerHandler
+from halfway.coordinator.ports import Authority, LaneAnswers, LaneWrite, OwnerHint, TopicFacts
+from halfway.coordinator.records import (
+    PeerCall,
+    decode_answers,
+    decode_call,
+    decode_calls,
+    decode_result,
+    encode_answer,
+    encode_call,
+    encode_message,
+)
+from halfway.kafka.clients import threads
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.seam import Clients
+from halfway.kafka.clients.transactional_producer import ProducerFailedError
+from halfway.kafka.log.compacted_table import KafkaOwners
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.log.half_log import KafkaHalfLog
+from halfway.kafka.log.history import KafkaHistory
+from halfway.kafka.log.registries import KafkaGroups, KafkaKeys
+from halfway.kafka.ownership.membership import KafkaCluster
+from halfway.kafka.records.codec import (
+    BARRIER_KEY,
+    decode_barrier,
+    decode_half,
+    decode_op,
+    decode_parked,
+    encode_half,
+    half_headers,
+)
+from halfway.kafka.topics.metadata import FACTS_S, TopicMetadata
+from halfway.kafka.topics.provisioning import InternalTopics
+from halfway.protocol.errors import HalfwayError, PeerLostError, ShardUnavailableError
+from halfway.protocol.principal import Principal
+from halfway.protocol.records import Half
+from halfway.protocol.transactions import State
+from halfway.simulated import SimulatedHost, SimulatedKafka
+from halfway.simulated.groups import Group
+from halfway.simulated.log import Batch, NewRecord, Place
+from halfway.simulated.log import Record as Stored
+from halfway.simulated.producer import SimulatedProducer
+from tests.simulation.instances import surroundings
+from tests.simulation.machine import OUTSIDE, PROCESS, BrokersClock, Loop, Machine, Process
+from tests.support.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
+
+_DECODE: Final[Mapping[str, Callable[[bytes | None], Any]]] = {
+    "half": decode_half,
+    "op": decode_op,
+    "parked": decode_parked,
+}
+_SEED: Final = 1
+MIB: Final = 1024 * 1024
+
+
+class _Loop(Loop):
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[Process] = []
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run a task; what is left is cancelled all at once at the end, with what was killed."""
+        if not asyncio.iscoroutine(future) and not isinstance(future, asyncio.Task):
+            for process in self.killed:
+                self.resume(process)
+        return super().run_until_complete(future)
+
+
+class StillMachine(Machine):
+    """A machine whose wall clock a test moves."""
+
+    def __init__(self) -> None:
+        super().__init__(_SEED)
+        self.loop.close()
+        self.loop = _Loop()
+        self.oldest = 1
+        self.clock = ManualClock()
+
+    def time(self) -> float:
+        return self.clock.now_ms() / 1000
+
+    def time_ns(self) -> int:
+        return self.clock.now_ms() * 1_000_000
+
+
+def clock() -> ManualClock:
+    """Return the wall clock of the running machine, which is everybody's."""
+    machine = Machine.current
+    assert isinstance(machine, StillMachine), "the test must run on the loop of `new_loop`"
+    return machine.clock
+
+
+class _BrokersClock(BrokersClock):
+    def now_ms(self) -> int:
+        return clock().now_ms()
+
+
+def _no_world() -> Any:
+    raise AssertionError("there are no other instances")
+
+
+def new_loop() -> Loop:
+    """Return the loop of a new machine, which is installed until the loop is closed."""
+    machine, stack = StillMachine(), ExitStack()
+    stack.enter_context(surroundings(_no_world))
+    stack.enter_context(machine.installed())
+    OUTSIDE.globals.clear()
+    OUTSIDE.globals["closer"] = threads.ClientCloser()
+
+    def close() -> None:
+        del machine.loop.close
+        stack.close()
+
+    machine.loop.close = close  # type: ignore[method-assign]
+    return machine.loop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A record as a `read_committed` consumer sees it; `value` of an internal topic is decoded."""
+
+    partition: int
+    offset: int
+    key: Any
+    value: Any
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp: int
+
+
+class PinnedGroup(Group):
+    """A group in which instances can have shards of their own."""
+
+    def rebalance(self) -> None:
+        super().rebalance()
+        for member in self.members:
+            if member.client.startswith("owns "):
+                owned = json.loads(member.client.removeprefix("owns "))
+                member.target = {place for place in self._places(member.topics) if place[1] in owned}
+
+
+class Kafka(SimulatedKafka):
+    """A cluster that remembers the order of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=_BrokersClock(), seed=_SEED, markers_s=(0.0, 0.0))
+        self._order = count()
+        self._batches: dict[tuple[Place, int], int] = {}
+        self.groups = defaultdict(lambda: PinnedGroup(self.places))
+        self.started = 0
+        """How many instances were started."""
+        self.handlers: dict[str, PeerHandler] = {}
+        """What answers other instances, by URL."""
+
+    def append(self, place: Place, batch: Batch, transactional_id: str | None) -> int:
+        base = super().append(place, batch, transactional_id)
+        number = next(self._order)
+        self._batches.update({(place, base + at): number for at in range(len(batch.records))})
+        return base
+
+    def committed(self, name: str) -> Iterator[tuple[int, Stored]]:
+        """Yield the committed records of a topic with their partitions, in the order in which they were appended."""
+        found = [
+            (self._batches[(name, number), record.offset], number, record)
+            for number, partition in enumerate(self.topics[name].partitions)
+            for record in partition.records
+            if record.control is None and not record.aborted and record.offset < partition.stable
+        ]
+        for _, number, record in sorted(found, key=lambda one: (one[0], one[1], one[2].offset)):
+            yield number, record
+
+    def write(self, place: Place, *records: NewRecord) -> int:
+        """Append records as another client does."""
+        producer, epoch = self.transactions.new_producer()
+        batch = Batch(records=records, producer=producer, epoch=epoch, sequence=0, transactional=False)
+        return self.append(place, batch, None)
+
+
+def topic(partitions: int = 3, *, max_message_bytes: int = 1_048_588, compacted: bool = False) -> TopicFacts:
+    """Return facts of a real topic; the defaults are those of a Kafka broker, with three partitions."""
+    return TopicFacts(partitions=partitions, max_message_bytes=max_message_bytes, compacted=compacted)
+
+
+class Internal:
+    """A partition of an internal topic."""
+
+    def __init__(self, kafka: Kafka, config: KafkaConfig, kind: str, shard: int) -> None:
+        self._kafka, self._kind, self._place = kafka, kind, (config.topic(kind), shard)
+
+    @property
+    def _partition(self) -> Any:
+        return self._kafka.topics[self._place[0]].partitions[self._place[1]]
+
+    @property
+    def end(self) -> int:
+        return int(self._partition.end)
+
+    @property
+    def records(self) -> list[Record]:
+        return [
+            self._decoded(record)
+            for number, record in self._kafka.committed(self._place[0])
+            if number == self._place[1]
+        ]
+
+    def _decoded(self, record: Stored) -> Record:
+        value: Any = None
+        if record.value is not None:
+            value = decode_barrier(record.value) if record.key == BARRIER_KEY else _DECODE[self._kind](record.value)
+        return Record(
+            partition=self._place[1],
+            offset=record.offset,
+            key=(record.key or b"").decode(),
+            value=value,
+            headers=tuple(record.headers),
+            timestamp=record.timestamp,
+        )
+
+    def append(self, half: Half) -> int:
+        """Append a prepare as another instance does."""
+        headers: Any = half_headers(half, State.PREPARED)
+        record = NewRecord(half.id.encode(), encode_half(half), list(headers), clock().now_ms())
+        return self._kafka.write(self._place, record)
+
+    def compact(self, before: int) -> None:
+        """Of the records below an offset, keep only the last one of each key, as the broker's log cleaner does."""
+        partition = self._partition
+        last = {record.key: record.offset for record in partition.records if record.offset < before}
+        partition.records[:] = [
+            record for record in partition.records if record.offset >= before or last[record.key] == record.offset
+        ]
+
+
+@dataclass(frozen=True)
+class Shard:
+    half: Internal
+    op: Internal
+    parked: Internal
+
+
+def forget_topics() -> None:
+    """Let the time pass for which what is known of topics is taken for true."""
+    Machine.current.loop.now += FACTS_S
+
+
+class Denied(MutableSet[str]):
+    """The real topics that halfway may not write to."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._denied = kafka.denied
+
+    def __contains__(self, name: object) -> bool:
+        return ("Write", "topic", name) in self._denied
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for operation, _, name in list(self._denied) if operation == "Write")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def add(self, value: str) -> None:
+        self._denied.update({("Write", "topic", value), ("Describe", "topic", value)})
+        forget_topics()
+
+    def discard(self, value: str) -> None:
+        self._denied.difference_update({("Write", "topic", value), ("Describe", "topic", value)})
+        forget_topics()
+
+
+class Faults:
+    """Each requested fault happens once, in order; a switch stays on until it is turned off."""
+
+    def __init__(self, kafka: Kafka, host: SimulatedHost) -> None:
+        self._host = host
+        self.denied_topics = Denied(kafka)
+        self.appends: deque[bool] = deque()
+        self.batches: deque[bool] = deque()
+        self.lane = Held()
+        self.answers = Held()
+
+    @property
+    def unavailable(self) -> bool:
+        """Kafka does not answer."""
+        return self._host.is_cut
+
+    @unavailable.setter
+    def unavailable(self, value: bool) -> None:
+        self._host.cut() if value else self._host.heal()
+
+    def next_append_ambiguous(self, *, stored: bool) -> None:
+        """Lose the answer to the next prepare, or the whole request."""
+        self.appends.append(stored)
+
+    def lose_next_batch(self, *, written: bool) -> None:
+        """Fence the lane before or after its next commit."""
+        self.batches.append(written)
+
+    @contextmanager
+    def lane_held(self) -> Iterator[None]:
+        """Keep writes from the lane inside this block."""
+        with self.lane.block():
+            yield
+
+    @contextmanager
+    def answers_held(self) -> Iterator[None]:
+        """Delay the lane's answers until the end of this block."""
+        with self.answers.block():
+            yield
+
+
+class Peers:
+    """Calls between instances, encoded as for a connection."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.lose_answers = 0
+        """How many of the next calls are carried out without an answer."""
+
+    def serve(self, answers: PeerHandler) -> None:
+        """Answer other instances from now on."""
+        self._memory.kafka.handlers[self._memory.url] = answers
+
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
+        """Send a call to an owner and return its answer; see the port for the errors."""
+        await asyncio.sleep(0)
+        answers = self._memory.kafka.handlers.get(owner.url)
+        if answers is None:
+            raise ShardUnavailableError(f"{owner.url} cannot be reached")
+        [frame] = decode_calls(encode_message([encode_call(1, call, within_ms=1, principal=principal)]))
+        try:
+            async with asyncio.timeout_at(deadline):
+                done = await answers.answer(decode_call(frame.call), deadline=deadline, principal=frame.caller)
+                answer = encode_answer(1, done)
+        except TimeoutError:
+            raise PeerLostError("not in time") from None
+        except HalfwayError as error:
+            answer = encode_answer(1, error)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise PeerLostError("the connection was closed")
+        [frame_read] = decode_answers(encode_message([answer]))
+        return decode_result(call, frame_read)
+
+
+class Held:
+    """Calls that wait for the end of a block."""
+
+    def __init__(self) -> None:
+        self._blocks = 0
+        self._calls: list[Callable[[], None]] = []
+
+    def call(self, call: Callable[[], None]) -> None:
+        self._calls.append(call) if self._blocks else call()
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        self._blocks += 1
+        try:
+            yield
+        finally:
+            self._blocks -= 1
+            calls, self._calls = self._calls, []
+            for call in calls:
+                self.call(call)
+
+
+class Producer(SimulatedProducer):
+    """A producer whose answers a test can lose."""
+
+    def __init__(self, host: SimulatedHost, properties: Mapping[str, Any], faults: Faults) -> None:
+        super().__init__(host, properties)
+        self._faults = faults
+        writer, _, name = str(properties.get("transactional.id")).rpartition(".")
+        self._is_lane = name in {"0", "1", "q"} and not writer.endswith("owner")
+
+    def produce(self, topic: str, *args: Any, **options: Any) -> None:
+        faults = self._faults
+        if self._id is not None or not topic.endswith("half") or not faults.appends:
+            return super().produce(topic, *args, **options)
+        arguments = signature(super().produce).bind(topic, *args, **options).arguments
+        report = arguments.pop("callback", None) or arguments.pop("on_delivery", None)
+
+        def lose(_: object, message: Any) -> None:
+            report(KafkaError(KafkaError._MSG_TIMED_OUT), message)
+
+        stored = faults.appends.popleft()
+        if stored:
+            return super().produce(**{**arguments, "callback": lose})
+        key = arguments["key"]
+        self._events.append(lambda: lose(None, SimpleNamespace(key=lambda: key, topic=lambda: topic)))
+        self._condition.notify_all()
+        return None
+
+    def fence(self) -> None:
+        self._set_fatal(KafkaError._FENCED)
+
+    def commit_transaction(self, timeout: float = -1) -> None:
+        if not self._is_lane or not self._faults.batches:
+            return super().commit_transaction(timeout)
+        if self._faults.batches.popleft():
+            super().commit_transaction(timeout)
+        self.fence()
+        raise KafkaException(self._fatal)
+
+
+class Memory:
+    """The ports of one instance. `await memory.open()` first."""
+
+    def __init__(
+        self,
+        *,
+        shards: int = 2,
+        topics: Mapping[str, int | TopicFacts] | None = None,
+        outcome_horizon_s: float = 900,
+        lane_capacity: int = 10_000,
+        owns: Collection[int] | None = None,
+        beside: Memory | None = None,
+    ) -> None:
+        """Create the cluster, unless the instance is to run `beside` or after another one.
+
+        `owns` are the shards that the group gives to this instance; None means its part of all.
+        """
+        self.clock = clock()
+        self.kafka: Kafka = Kafka() if beside is None else beside.kafka
+        self.kafka.started += 1
+        self.url = f"http://i{self.kafka.started}.invalid"
+        client_id = {} if owns is None else {"client.id": f"owns {sorted(owns)}"}
+        self.config = KafkaConfig(
+            properties={"bootstrap.servers": "simulated.invalid:9092", **client_id},
+            instance_url=self.url,
+            lane_queue=lane_capacity,
+            prefix="_halfway.",
+            shards=shards,
+            outcome_horizon_s=outcome_horizon_s,
+            max_prepare_bytes=16 * MIB,
+            session_timeout_s=6,
+            replication_factor=1,
+        )
+        self._is_new = beside is None
+        self.owns = owns
+        self._host = self.kafka.host()
+        self._stack = AsyncExitStack()
+        self._process = Process("instance")
+        self.context = contextvars.copy_context()
+        self.context.run(PROCESS.set, self._process)
+        self._process.globals["closer"] = self.context.run(threads.ClientCloser)
+        self.faults = Faults(self.kafka, self._host)
+        self.observer = RecordingObserver()
+        self.caller = ScriptedCaller()
+        self.authority: Authority = OpenAccess()
+        self.audit_trail = MemoryAuditTrail()
+        self.peers = Peers(self)
+        self.keys = KafkaKeys(self.config, self.observer)
+        self.log = Log(self)
+        for name, facts in (topics or {}).items():
+            self.create_topic(name, facts)
+
+    async def open(self) -> None:
+        """Start the ports, in the process of this instance."""
+        await asyncio.get_running_loop().create_task(self._open(), context=self.context)
+
+    async def _open(self) -> None:
+        clients = Clients(
+            producer=lambda properties: Producer(self._host, properties, self.faults),
+            consumer=self._host.consumer,
+            admin=self._host.admin,
+        )
+        config = self.config = replace(self.config, clients=clients)
+        stack, observer = self._stack, self.observer
+        if self._is_new:
+            internal = InternalTopics(config)
+            await internal.ensure()
+            internal.close()
+        self.owners = KafkaOwners(config, observer.skipped_record)
+        stack.push_async_callback(self.owners.stop)
+        await self.owners.start()
+        self.groups = KafkaGroups(config, observer)
+        stack.push_async_callback(self.groups.stop)
+        await self.groups.start(deadline=asyncio.get_running_loop().time() + 30)
+        self.half_log = KafkaHalfLog(config, observer)
+        stack.push_async_callback(self.half_log.stop)
+        await self.half_log.start()
+        self.cursors = KafkaCursors(config, observer)
+        stack.push_async_callback(self.cursors.stop)
+        await self.cursors.start()
+        self.history = KafkaHistory(config)
+        self.topics = TopicMetadata(config)
+        cluster = KafkaCluster(config, observer, self.topics, self.cursors)
+        self.half_log.on_lost_sequence = cluster.membership.lost_records
+        self.lane, self.membership = cluster.lane, cluster.membership
+        self._hold(cluster.lane)
+
+    def _hold(self, lane: Any) -> None:
+        submit, answer = lane.submit, lane.answer
+
+        def submit_later(writes: Sequence[LaneWrite]) -> None:
+            self.faults.lane.call(lambda: submit(list(writes)))
+
+        def answer_later(answers: LaneAnswers) -> None:
+            self.faults.answers.call(lambda: answer(answers))
+
+        lane.submit, lane.answer = submit_later, answer_later
+
+    @property
+    def ports(self) -> dict[str, Any]:
+        """The ports by their parameter names in `Coordinator`."""
+        return {
+            "lane": self.lane,
+            "half_log": self.half_log,
+            "cursors": self.cursors,
+            "groups": self.groups,
+            "topics": self.topics,
+            "caller": self.caller,
+            "authority": self.authority,
+            "clock": self.clock,
+            "observer": self.observer,
+            "owners": self.owners,
+            "peers": self.peers,
+            "audit_trail": self.audit_trail,
+            "history": self.history,
+        }
+
+    async def start(self, listener: Any) -> None:
+        """Join the group."""
+        await asyncio.get_running_loop().create_task(self.membership.start(listener), context=self.context)
+
+    async def stop(self, *, deadline: float) -> None:
+        """Leave the group, and stop the ports."""
+
+        async def stop() -> None:
+            await self.membership.stop(deadline=deadline)
+            await self._stack.aclose()
+
+        await asyncio.get_running_loop().create_task(stop(), context=self.context)
+
+    @property
+    def is_dead(self) -> bool:
+        return self._process.paused
+
+    def lose(self) -> None:
+        """End the incarnation as fencing or an ambiguous commit does: lose every shard, then acquire it again."""
+        incarnation = self.membership._incarnation
+        if incarnation is not None:
+            incarnation.fail(ProducerFailedError("lane", "a test lost it"))
+
+    def kill(self) -> None:
+        """End as kill -9 does."""
+        self._process.paused = True  # not `dead`: its tasks must be cancelled at the end
+        loop = Machine.current.loop
+        assert isinstance(loop, _Loop)
+        loop.killed.append(self._process)
+        self.kafka.handlers.pop(self.url, None)
+        self._host.cut()
+        for client in list(self._host.clients.values()):
+            client.end_session()
+
+    def restarted(self) -> Memory:
+        """Kill this instance, and return the next one on the same cluster."""
+        self.kill()
+        config = self.config
+        return Memory(shards=config.shards, outcome_horizon_s=config.outcome_horizon_s, owns=self.owns, beside=self)
+
+    # --- the topics
+
+    def create_topic(self, name: str, facts: TopicFacts | int = 3) -> None:
+        """Create a topic, or change the settings of one."""
+        one = topic(facts) if isinstance(facts, int) else facts
+        settings = {
+            "max.message.bytes": str(one.max_message_bytes),
+            "cleanup.policy": "compact" if one.compacted else "delete",
+        }
+        if name in self.kafka.topics:
+            self.kafka.topics[name].settings.update(settings)
+            forget_topics()
+        else:
+            self.kafka.create(name, one.partitions, 1, settings, dry=False)
+
+    def delete_topic(self, name: str) -> None:
+        self.kafka.delete(name)
+        forget_topics()
+
+    def records(self, name: str) -> Sequence[Record]:
+        """Return the records that `read_committed` consumers see, in the order of the commits."""
+        return [
+            Record(
+                partition=number,
+                offset=record.offset,
+                key=record.key,
+                value=record.value,
+                headers=tuple(record.headers),
+                timestamp=record.timestamp,
+            )
+            for number, record in self.kafka.committed(name)
+        ]
+
+    def foreign_prepare(self, shard: int, half: Half) -> int:
+        """Append a prepare as a paused former owner does: only the tail of this instance sees it."""
+        return self.log.shards[shard].half.append(half)
+
+
+class Log:
+    """The internal topics."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.shards = [
+            Shard(*(Internal(memory.kafka, memory.config, kind, number) for kind in ("half", "op", "parked")))
+            for number in range(memory.config.shards)
+        ]
