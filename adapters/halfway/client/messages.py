@@ -73,7 +73,7 @@ class Message:
         Raises UnserialisableMessageError, and what the serializer raises.
         """
         _demand(matches(_TOPIC, self.topic), "topic", self.topic, _TOPICS)
-        pairs = _pairs(self.headers)
+        pairs = _pairs(self.headers) if self.headers else ()
         headers = dict(pairs)
         self._set("headers", headers)
         if key_serializer is not None:
@@ -103,8 +103,7 @@ class Message:
     def _settle(self, pairs: tuple[tuple[str, Data], ...]) -> None:
         """Make the JSON format, which keeps a copy of what the caller may change."""
         headers, partition = cast("dict[str, Data]", self.headers), self.partition
-        names = len(dict(pairs))
-        if names < len(pairs):
+        if headers and (names := len(dict(pairs))) < len(pairs):
             self._set("headers", (*pairs, *list(headers.items())[names:]))
         document: dict[str, Any] = {"topic": self.topic, "key": _data(self.key, "key"), "value": _value(self.value)}
         if isinstance(self.value, dict | list | tuple):
@@ -112,12 +111,8 @@ class Message:
         if self.headers:
             document["headers"] = [_header(name, value) for name, value in _pairs(self.headers)]
         if partition is not None:
-            _demand(
-                type(partition) is int and partition >= 0,
-                "partition",
-                partition,
-                "a number from 0, or None for the key to choose",
-            )
+            is_number = type(partition) is int and partition >= 0
+            _demand(is_number, "partition", partition, "a number from 0, or None for the key to choose")
             document["partition"] = partition
         self._set("_document", document)
 
@@ -177,7 +172,8 @@ def _value(value: object) -> object:
     if value is None or isinstance(value, str | bytes | bytearray | memoryview):
         return _data(value, "value")
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UnserialisableMessageError(
             f"value cannot be serialised as JSON ({error}): give str, bytes, None, or a value that json.dumps accepts"

@@ -15,7 +15,12 @@ async def test_what_is_done_to_keys_is_recorded_by_public_ids(both: Guarded) -> 
     """With the actor and the owner of the key, and never with a key."""
     before = len(events(both))
     made = await both.call("operator", "POST", "/v1/keys", {"kind": "group", "name": "fresh"})
-    rotated = await both.call("operator", "POST", f"/v1/keys/{made.body['id']}/rotate", {})
+    rotated = await both.call("operator", "POST", f"/v1/keys/{made.body['id']}/rotate", {"keep_s": 0})
+    listed = await both.call("operator", "GET", "/v1/keys?name=fresh")
+    assert {one["id"]: one["valid"] for one in listed.body["keys"]} == {
+        made.body["id"]: False,
+        rotated.body["id"]: True,
+    }
     await both.call("operator", "DELETE", f"/v1/keys/{made.body['id']}")
     await both.call("shop", "DELETE", f"/v1/keys/{made.body['id']}")
     found = events(both)[before:]
