@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_346,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 78_004,
+    "lines of tests": 77_934,
     "lines of bench": 3_999,
     "bytes of pages": 204_763,
     "settings": 50,

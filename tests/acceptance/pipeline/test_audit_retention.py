@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,11 +28,12 @@ from halfway.pipeline.jobs.audit import AuditOptions, Summary
 from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.sources.spark import SparkReader
 from halfway.pipeline.tables import Folder
-from halfway.protocol.records import Barrier, Half, Message, MessageDigest, Op, OpKind
-from halfway.protocol.transactions import Cause
+from halfway.protocol.records import Barrier, Message, OpKind
 from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
 from tests.support.coordinator.topics import Cluster, Record
+from tests.support.pipeline import log_writer
 from tests.support.pipeline.archives import rows_in, verdicts_in
+from tests.support.pipeline.log_writer import KafkaLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,19 +73,17 @@ class CleaningKafka(GuardedKafka):
         )
 
 
-@dataclass
-class Writer:
+class Writer(log_writer.Writer):
     """Writes the records of the lane, with old timestamps."""
 
-    bootstrap_servers: str
-    expected: dict[str, str] = field(default_factory=dict)
-    planted: dict[str, str] = field(default_factory=dict)
-    kept: list[str] = field(default_factory=list)
-    """The id of the message at each offset of the topic that is neither trimmed nor compacted."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, bootstrap_servers: str) -> None:
         # Without Kafka transactions: their markers would have today's time.
-        self._producer = Producer({"bootstrap.servers": self.bootstrap_servers, "enable.idempotence": True})
+        self.producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
+        super().__init__(KafkaLog(self.producer, lambda *_: 0, dated=True), prefix=PREFIX)
+        self.expected: dict[str, str] = {}
+        self.planted: dict[str, str] = {}
+        self.kept: list[str] = []
+        """The id of the message at each offset of the topic that is neither trimmed nor compacted."""
 
     def transactions(self, count: int, at: int, *, name: str | None = None, verdict: str | None = None) -> list[str]:
         """Prepare and end `count`, one per minute; every fourth stays pending, every fourth is rolled back."""
@@ -97,70 +96,40 @@ class Writer:
             messages = tuple(
                 Message(topic=topic, key=b"k", value=f"{own}".encode()) for topic in ("kept", "trimmed", "compacted")
             )
-            half = Half(id=own, group="g", messages=messages, prepared_at=when, since=when, fingerprint=b"f" * 16)
-            self._put("half", own, codec.encode_half(half), "prepared", when)
+            self.half(own, messages, when)
             if number % 4 == 3:
                 self.expected[own] = "pending"
-                continue
-            self._end(own, messages, OpKind.ROLLED_BACK if number % 4 == 0 else OpKind.COMMITTED, when)
-            self.expected[own] = verdict or ("rolled_back_ok" if number % 4 == 0 else "committed_ok")
-        assert self._producer.flush(ANSWERED_WITHIN_S) == 0
+            elif number % 4 == 0:
+                self.roll_back(own, when, when)
+                self.expected[own] = verdict or "rolled_back_ok"
+            else:
+                self.kept.append(own)
+                self.commit(own, messages, when, when)
+                self.expected[own] = verdict or "committed_ok"
+        assert self.producer.flush(ANSWERED_WITHIN_S) == 0
         return ids
 
     def plant(self, at: int) -> None:
         """Write, for each real topic, a commit without its message, a message without a commit, and a half."""
         for topic in ("kept", "trimmed", "compacted"):
             message = Message(topic=topic, key=b"k", value=b"never written")
-            self._mark(f"lost-{topic}", (message,), OpKind.COMMITTED, at)
+            self.op(f"lost-{topic}", OpKind.COMMITTED, (message,), at, at)
             self.planted[f"lost-{topic}"] = "lost"
-        self._write("leaked", (Message(topic="kept", key=b"k", value=b"not committed"),), at)
-        self._put("half", "gone", None, "committed", at)
+        self.kept.append("leaked")
+        self.message("leaked", Message(topic="kept", key=b"k", value=b"not committed"), "1/1", at, at)
+        self.write_tombstone("half", "gone", at, "committed")
         self.planted |= {"leaked": "leaked", "gone": "lost"}
-        assert self._producer.flush(ANSWERED_WITHIN_S) == 0
+        assert self.producer.flush(ANSWERED_WITHIN_S) == 0
 
     def roll(self, at: int) -> None:
         """Write a record to every partition, so late that the earlier ones are not in the active segment."""
         barrier = codec.encode_barrier(Barrier(incarnation="x", at=at))
         for kind in ("half", "op", "parked"):
             headers = codec.record_headers(codec.KIND_BARRIER, "", "")
-            self._producer.produce(PREFIX + kind, barrier, codec.BARRIER_KEY, 0, headers=headers, timestamp=at)
+            self.log.write(PREFIX + kind, codec.BARRIER_KEY, barrier, at, headers)
         for topic in ("kept", "trimmed", "compacted"):
-            self._producer.produce(topic, b"somebody else's", b"other", 0, timestamp=at)
-        assert self._producer.flush(ANSWERED_WITHIN_S) == 0
-
-    def _end(self, name: str, messages: tuple[Message, ...], kind: OpKind, at: int) -> None:
-        if kind is OpKind.COMMITTED:
-            self._write(name, messages, at)
-        self._mark(name, messages, kind, at)
-        self._put("half", name, None, "ended", at)
-
-    def _write(self, name: str, messages: tuple[Message, ...], at: int) -> None:
-        self.kept.append(name)
-        for index, message in enumerate(messages, 1):
-            headers: codec.Headers = [
-                ("halfway-transaction-id", name.encode()),
-                ("halfway-message", f"{index}/{len(messages)}".encode()),
-                ("halfway-prepared-at", str(at).encode()),
-            ]
-            self._producer.produce(message.topic, message.value, message.key, 0, headers=headers, timestamp=at)
-
-    def _mark(self, name: str, messages: tuple[Message, ...], kind: OpKind, at: int) -> None:
-        op = Op(
-            kind=kind,
-            id=name,
-            group="g",
-            half_offset=0,
-            cause=Cause.PRODUCER,
-            prepared_at=at,
-            at=at,
-            messages=tuple(map(MessageDigest.of, messages)),
-        )
-        self._put("op", name, codec.encode_op(op), "committed" if kind is OpKind.COMMITTED else "rolled_back", at)
-
-    def _put(self, kind: str, name: str, value: bytes | None, state: str, at: int) -> None:
-        headers = codec.record_headers(kind, "g", state)
-        self._producer.produce(PREFIX + kind, value, name.encode(), 0, headers=headers, timestamp=at)
-        self._producer.poll(0)
+            self.log.write(topic, b"other", b"somebody else's", at, [])
+        assert self.producer.flush(ANSWERED_WITHIN_S) == 0
 
 
 def uuid7(ms: int) -> UUID:

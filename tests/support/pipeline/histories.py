@@ -14,11 +14,11 @@ from checker.history import AnyEvent, End, Ended, Outcome, Prepare, Prepared, Ru
 from checker.history import Rest as AtRest
 from halfway.kafka.records import codec
 from halfway.protocol.ids import partition_for_key
-from halfway.protocol.records import Message, MessageDigest, Op, OpKind
-from halfway.protocol.transactions import Cause
+from halfway.protocol.records import Message, OpKind
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message, preparation
 from tests.support.ids import new_id
+from tests.support.pipeline.log_writer import KafkaLog, Writer
 
 BATCH = 200
 ANSWERED_WITHIN_S = 120
@@ -139,6 +139,10 @@ class Rogue:
         self._shards = shards
         self._producer = Producer({"bootstrap.servers": bootstrap_servers})
         self._partitions: dict[str, int] = {}
+        self._writer = self._writing(self._producer)
+
+    def _writing(self, producer: Producer) -> Writer:
+        return Writer(KafkaLog(producer, self._partition), "shop", self._prefix)
 
     def plant(self, history: History, seed: int) -> dict[str, str]:
         """Plant two of each anomaly and return their verdicts, which are in `history` too."""
@@ -211,33 +215,19 @@ class Rogue:
         producer = Producer({**settings, "transaction.timeout.ms": 900_000})
         producer.init_transactions(ANSWERED_WITHIN_S)
         producer.begin_transaction()
+        writer, now = self._writing(producer), round(time.time() * 1000)
         for name in names or [*history.with_verdict("rolled_back_ok")[:20], *history.with_verdict("pending")[:20]]:
             for index, each in enumerate(as_messages(history.messages[name]), 1):
-                headers = _headers(name, index, len(history.messages[name]))
-                producer.produce(each.topic, each.value, each.key, self._partition(each), headers=headers)
+                writer.message(name, each, f"{index}/{len(history.messages[name])}", now, now, prefix=None)
         return producer
 
     def message(self, name: str, what: Message, index: int, total: int) -> None:
-        headers = _headers(name, index, total)
-        self._producer.produce(what.topic, what.value, what.key, self._partition(what), headers=headers)
+        now = round(time.time() * 1000)
+        self._writer.message(name, what, f"{index}/{total}", now, now, prefix=None)
 
     def op(self, name: str, kind: OpKind, messages: list[Message]) -> None:
         now = round(time.time() * 1000)
-        op = Op(
-            kind=kind,
-            id=name,
-            group="shop",
-            half_offset=0,
-            cause=Cause.PRODUCER,
-            prepared_at=now - 5,
-            at=now,
-            messages=tuple(MessageDigest.of(each) for each in messages),
-        )
-        shard = partition_for_key(name.encode(), self._shards)
-        headers = codec.record_headers(
-            codec.KIND_OP, "shop", "committed" if kind is OpKind.COMMITTED else "rolled_back"
-        )
-        self._producer.produce(self._prefix + "op", codec.encode_op(op), name.encode(), shard, headers=headers)
+        self._writer.op(name, kind, messages, now, now - 5)
 
     def commit(self, name: str, what: Message) -> None:
         """Write an outcome and the message that it names."""
@@ -248,21 +238,15 @@ class Rogue:
     def flush(self) -> None:
         assert self._producer.flush(ANSWERED_WITHIN_S) == 0
 
-    def _partition(self, what: Message) -> int:
+    def _partition(self, topic: str, key: bytes | None) -> int:
         """Return the partition that halfway chooses: messages with one key have one order, from any producer."""
-        if what.topic not in self._partitions:
-            metadata = self._producer.list_topics(what.topic, timeout=ANSWERED_WITHIN_S)
-            self._partitions[what.topic] = len(metadata.topics[what.topic].partitions)
-        assert what.key is not None
-        return partition_for_key(what.key, self._partitions[what.topic])
-
-
-def _headers(name: str, index: int, total: int) -> list[tuple[str, str | bytes | None]]:
-    return [
-        ("halfway-transaction-id", name.encode()),
-        ("halfway-message", b"%d/%d" % (index, total)),
-        ("halfway-prepared-at", b"%d" % round(time.time() * 1000)),
-    ]
+        assert key is not None
+        if topic == self._prefix + "op":
+            return partition_for_key(key, self._shards)
+        if topic not in self._partitions:
+            metadata = self._producer.list_topics(topic, timeout=ANSWERED_WITHIN_S)
+            self._partitions[topic] = len(metadata.topics[topic].partitions)
+        return partition_for_key(key, self._partitions[topic])
 
 
 def as_messages(bodies: Sequence[Json]) -> list[Message]:

@@ -14,8 +14,8 @@ from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
 from halfway.pipeline.tables import Folder
-from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
-from halfway.protocol.transactions import Cause
+from halfway.protocol.records import Message, Op, OpKind
+from tests.support.pipeline.log_writer import KafkaLog, Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +38,7 @@ class Topics:
             made.result(ANSWERED_WITHIN_S)
         self._producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": uuid4().hex})
         self._producer.init_transactions(ANSWERED_WITHIN_S)
+        self._writer = Writer(KafkaLog(self._producer, _shard), prefix=self.access.prefix)
         self.ended: set[str] = set()
         self.pending: set[str] = set()
 
@@ -78,18 +79,15 @@ class Topics:
 
     def park(self, number: int) -> None:
         """Park what is pending, as the coordinator does that has asked for long enough."""
-        name = f"tx-{number}"
-        parked = Parked(half=self._prepared(name, number), reason="exhausted", parked_at=CREATED, checks=15)
         self._producer.begin_transaction()
-        self._put("parked", name, number, codec.encode_parked(parked), "parked")
-        self._put("half", name, number, None, "parked")
+        self._writer.park(f"tx-{number}", (MESSAGE,), CREATED, CREATED + number)
         self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def resume(self, number: int) -> None:
         """Take up again what is parked."""
         self._producer.begin_transaction()
         self._half(f"tx-{number}", number)
-        self._put("parked", f"tx-{number}", number, None, "prepared")
+        self._writer.write_tombstone("parked", f"tx-{number}", CREATED, "prepared")
         self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def write_half(self, number: int) -> None:
@@ -103,14 +101,14 @@ class Topics:
         self._producer.begin_transaction()
         for kind in ("half", "parked"):
             self._producer.produce(self.access.topic(kind), b"garbage", b"who-knows", 0)
-        self._put("op", "damaged", 0, b"garbage", "committed")
+        self._writer.raw_op("damaged", b"garbage", CREATED, "committed")
         self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def write_ops(self, *ops: Op) -> None:
         """Write outcomes as they are, all to one shard."""
         self._producer.begin_transaction()
         for op in ops:
-            self._put("op", op.id, 0, codec.encode_op(op), "committed")
+            self._writer.raw_op(op.id, codec.encode_op(op), CREATED, "committed")
         self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def remove_ops(self) -> None:
@@ -133,38 +131,18 @@ class Topics:
         return [told[partition].result(ANSWERED_WITHIN_S).offset for partition in asked]
 
     def _half(self, name: str, number: int) -> None:
-        self._put("half", name, number, codec.encode_half(self._prepared(name, number)), "prepared")
-
-    def _prepared(self, name: str, number: int) -> Half:
-        return Half(
-            id=name,
-            group="g",
-            messages=(MESSAGE,),
-            prepared_at=CREATED + number,
-            since=CREATED + number,
-            fingerprint=b"f" * 16,
-        )
+        self._writer.half(name, (MESSAGE,), CREATED + number)
 
     def _end(self, name: str, number: int, kind: OpKind, *, tombstone: bool = True) -> None:
-        op = Op(
-            kind=kind,
-            id=name,
-            group="g",
-            half_offset=0,
-            cause=Cause.PRODUCER,
-            prepared_at=CREATED + number,
-            at=round(time.time() * 1000),
-            messages=(MessageDigest.of(MESSAGE),),
-        )
-        state = "committed" if kind is OpKind.COMMITTED else "rolled_back"
-        self._put("op", name, number, codec.encode_op(op), state)
+        now = round(time.time() * 1000)
+        self._writer.op(name, kind, (MESSAGE,), now, CREATED + number)
         if tombstone:
-            self._put("half", name, number, None, state)
+            self._writer.write_tombstone("half", name, now, kind.value.lower())
 
-    def _put(self, kind: str, name: str, number: int, value: bytes | None, state: str) -> None:
-        headers = codec.record_headers(kind, "g", state)
-        self._producer.produce(self.access.topic(kind), value, name.encode(), number % SHARDS, headers=headers)
-        self._producer.poll(0)
+
+def _shard(_topic: str, key: bytes | None) -> int:
+    kind, _, number = (key or b"").partition(b"-")
+    return int(number) % SHARDS if kind == b"tx" else 0
 
 
 def run(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions = ONCE) -> None:

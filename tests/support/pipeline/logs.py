@@ -59,11 +59,19 @@ class Log:
     """Records are written in a Kafka transaction that will be aborted."""
 
     def write(
-        self, topic: str, key: bytes | None, value: bytes | None, at: int, headers: Headers, *, prepared_at: int = 0
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        at: int,
+        headers: Headers,
+        *,
+        prepared_at: int = 0,
+        named: bool = False,
     ) -> None:
         """`prepared_at`: of a record of halfway's own topics, which is never dated before it."""
         told_at = max(at + self.ahead, prepared_at)
-        self.records.append(Written(topic, key, value, at, told_at, headers, aborted=self.aborting))
+        self.records.append(Written(topic, key, value, at, told_at, headers, aborted=self.aborting, named=named))
 
     def settle(self) -> None:
         """Return every record its offset."""

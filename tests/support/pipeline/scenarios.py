@@ -136,6 +136,8 @@ class Facts:
     own_since: tuple[tuple[int, int], ...] = ()
     """By partition, if it is another time than `provable_since`."""
     last_of_keys: tuple[tuple[int, int | None], ...] | None = None
+    topics: tuple[str, ...] = ("orders",)
+    cut: int = NOW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,7 @@ def judge(engine: Engine, histories: Sequence[History], facts: Facts) -> list[di
     if facts.last_of_keys is not None:
         rows = [("orders", key(content), at) for content, at in facts.last_of_keys]
         keys = frame(rows, "topic string, key_hash string, last_at bigint")
-    topics = [("orders", facts.provable_since, facts.kept_since, keys is not None)]
+    topics = [(name, facts.provable_since, facts.kept_since, keys is not None) for name in facts.topics]
     partitions = [("orders", number, since) for number, since in facts.own_since]
     ends, named = of_ops(engine, frame([row for each in histories for row in each.ops], OPS))
     evidence = Evidence(
@@ -187,7 +189,7 @@ def judge(engine: Engine, histories: Sequence[History], facts: Facts) -> list[di
         latest_of_keys=keys,
     )
     limits = Limits(
-        cut=NOW,
+        cut=facts.cut,
         op_whole_since=dict(facts.op_whole_since),
         op_kept_since=facts.op_kept_since,
         half_kept_since=facts.half_kept_since,

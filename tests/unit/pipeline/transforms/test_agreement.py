@@ -14,9 +14,10 @@ from checker.records import AnyRecord, Half, Op, Parked, Real
 from checker.rules import RULES, Finding
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, SparkEngine
-from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
-from halfway.pipeline.transforms.verdict import ANOMALIES, verdicts
+from halfway.pipeline.transforms.verdict import ANOMALIES
 from tests.support.checker.forgeries import FORGERIES, good
+from tests.support.pipeline.scenarios import Facts, History
+from tests.support.pipeline.scenarios import judge as judge_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,8 +66,6 @@ BY_ANSWERS_ALONE = {
 }
 """Marker and messages agree there: only the answer to the prepare had another content."""
 
-Decoded = tuple[str, str, str, str, int, int, int, int, int, list[dict[str, object]]]
-
 
 def shown(findings: Iterable[Finding], topics: list[AnyRecord]) -> dict[str, set[str]]:
     """Return the anomalies of each id that the topics alone can show."""
@@ -81,14 +80,8 @@ def shown(findings: Iterable[Finding], topics: list[AnyRecord]) -> dict[str, set
     return dict(anomalies)
 
 
-class Frames:
+class Forged(History):
     """Records of several forged histories as the audit gets them; ids begin with the number of the history."""
-
-    def __init__(self) -> None:
-        self.ops: list[Decoded] = []
-        self.halves: list[tuple[str, bool, int, str, int, int]] = []
-        self.parked: list[tuple[str, bool, int, str, int, int]] = []
-        self.messages: list[tuple[object, ...]] = []
 
     def add(self, number: int, topics: list[AnyRecord]) -> None:
         contents = {record.id: record.contents for record in topics if isinstance(record, Half) and record.contents}
@@ -117,38 +110,6 @@ class Frames:
                 case _:
                     pass
 
-    def judged(self, engine: Engine) -> dict[str, set[str]]:
-        frame = engine.table
-        decoded = frame(
-            self.ops,
-            "id string, `group` string, kind string, cause string, prepared_at bigint, at bigint, written_at bigint, "
-            "partition int, offset bigint, "
-            "messages array<struct<topic: string, key_hash: binary, value_hash: binary, size: bigint, "
-            "headers_hash: binary, partition: int>>",
-        )
-        messages = frame(
-            self.messages,
-            "id string, prepared_at bigint, at bigint, key_hash string, content string, own_headers string, "
-            "topic string, partition int, offset bigint, slot int, total int",
-        )
-        halves = "id string, alive boolean, at bigint, `group` string, offset bigint, prepared_at bigint"
-        ends, named = of_ops(engine, decoded)
-        evidence = Evidence(
-            ops=ends,
-            named=named,
-            halves=frame(self.halves, halves),
-            parked=frame(self.parked, halves),
-            messages=messages,
-            unsettled=frame([], "id string, at bigint"),
-            topics=frame(
-                [("orders", 0, 0, False), ("points", 0, 0, False)],
-                "topic string, provable_since bigint, kept_since bigint, compacted boolean",
-            ),
-            partitions=frame([], "topic string, partition int, provable_since bigint"),
-        )
-        rows = engine.rows(verdicts(engine, evidence, Limits(cut=LATER)))
-        return {row["id"]: set(row["anomalies"]) for row in rows if row["verdict"] in ANOMALIES}
-
 
 def _hash(hexadecimal: str | None) -> bytes:
     """Return a hash of 16 bytes, whatever the forger wrote."""
@@ -170,19 +131,20 @@ def test_forged_histories_get_from_spark_what_the_checker_finds(spark: "SparkSes
 
 def assert_agreement(engine: Engine) -> None:
     """For every way to forge, and for a good run: the same ids, with the verdicts that match the checker's rules."""
-    frames = Frames()
+    forged = Forged()
     expected: dict[str, set[str]] = {}
     forgeries = {name: forge for name, (forge, _) in FORGERIES.items() if name not in {NO_HEADERS, *BY_ANSWERS_ALONE}}
     for number, (_, forge) in enumerate([("good", None), *forgeries.items()]):
         history, topics = good()
         if forge is not None:
             forge(history, topics)
-        frames.add(number, topics)
+        forged.add(number, topics)
         found = shown(judge(history, topics).findings, topics)
         expected |= {f"{number}:{name}": anomalies for name, anomalies in found.items()}
     assert set().union(*expected.values()) == set(SHOWN.values())
     assert set(ANOMALIES) - set(SHOWN.values()) == {"unprepared"}, "for the checker a half that nobody prepared"
-    assert frames.judged(engine) == expected
+    rows = judge_topics(engine, [forged], Facts(topics=("orders", "points"), cut=LATER))
+    assert {row["id"]: set(row["anomalies"]) for row in rows if row["verdict"] in ANOMALIES} == expected
 
 
 def test_every_rule_of_the_checker_is_placed() -> None:
