@@ -162,7 +162,13 @@ _ON_ONE_MACHINE: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 """The same for a local master."""
-_OF_FEW: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_OF_FEW: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # It would plan the rest again after each stage, which costs an eighth of such a job.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
 """The same for few records. Java's second compiler is left out too: together half of the CPU of such a job."""
 _ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 _OF_THE_SESSION: Final = {
