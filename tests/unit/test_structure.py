@@ -22,7 +22,7 @@ BOUNDS = {
     "lines of halfway/embedded": 1_308,
     "lines of halfway/client": 8_066,
     "lines of halfway/testing": 357,
-    "lines of halfway/pipeline": 6_346,
+    "lines of halfway/pipeline": 6_352,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
     "lines of tests": 77_934,
