@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from halfway.client.barrier import TABLE, AsyncBarrier, Barrier, sqlite_transactions
-from halfway.client.barrier.drivers import carry_out, carry_out_async
+from halfway.client.barrier.drivers import ASYNC_WITH, carry_out, carry_out_async, opened_by
 from halfway.client.barrier.table import BarrierTable, Statement, Steps
 from tests.barrier.test_drivers import (
     ASYNCHRONOUS_DRIVERS,
@@ -98,7 +98,7 @@ async def test_a_check_leaves_the_settings_of_an_asynchronous_connection(servers
     async with async_driver(servers, driver) as (connect, _):
         await AsyncBarrier(dialect_of(driver), connect).create()
         table = BarrierTable(dialect_of(driver), TABLE)
-        async with connect() as connection:
+        async with opened_by("connect", connect, ASYNC_WITH) as connection:
             before = await carry_out_async(_shown(dialect_of(driver)), connection)
             for decided in (f"{uuid4()}", "#table"):
                 for steps in (table.take_place(decided), table.look(decided)):
