@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_935,
+    "lines of coordinator and adapters": 46_936,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_858,
     "lines of halfway/http": 5_890,
-    "lines of halfway/app": 5_813,
+    "lines of halfway/app": 5_814,
     "lines of halfway/kafka": 10_143,
     "lines of halfway/checks": 1_122,
     "lines of halfway/peers": 353,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_352,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_931,
+    "lines of tests": 77_932,
     "lines of bench": 3_999,
-    "bytes of pages": 204_763,
+    "bytes of pages": 204_806,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 10,

@@ -149,9 +149,10 @@ async def test_sigterm_makes_it_unready_first_and_it_serves_on_while_a_load_bala
     assert '"draining"' in coordinator.log
 
     coordinator.kill()
-    coordinator.start()
-    os.kill(coordinator.pid, signal.SIGINT)
-    assert await coordinator.exited() == 0
+    for number in (signal.SIGINT, signal.SIGHUP):
+        coordinator.start()
+        os.kill(coordinator.pid, number)
+        assert await coordinator.exited() == 0
 
 
 async def test_its_topics_and_its_place_are_released(

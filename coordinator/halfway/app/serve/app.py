@@ -409,7 +409,7 @@ async def _announce(stage: Stage, backend: Backend, ready: Ready, on_ready: Call
 
 
 class _Stop:
-    """The stop of this process. It begins with SIGTERM or SIGINT; a second signal ends the process at once."""
+    """The stop of this process. It begins with SIGTERM, SIGHUP or SIGINT; a second signal ends the process at once."""
 
     def __init__(self, drain_s: float) -> None:
         """Take how long to serve while a load balancer turns away."""
@@ -428,7 +428,8 @@ class _Stop:
             loop.add_signal_handler(signal.SIGTERM, self.begin)
             loop.add_signal_handler(signal.SIGINT, self.begin, 0.0)
             return
-        loop.add_signal_handler(signal.SIGTERM, self._on_signal, self.drain_s)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # only a supervisor reads its settings again
+            loop.add_signal_handler(number, self._on_signal, self.drain_s)
         loop.add_signal_handler(signal.SIGINT, self._on_signal, 0.0)
 
     def begin(self, drain_s: float | None = None) -> None:
