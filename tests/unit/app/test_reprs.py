@@ -46,7 +46,7 @@ BODY = {"group": "shop", "messages": [{"topic": "orders", "key": VALUE.decode(),
         CheckSecretsResponse(group="shop", secrets=list(CHECK_SECRETS.shown("shop"))),
         CheckVerifier(*CHECK_SECRETS.shown("shop")),
         HttpCheckCaller(secrets_of=CHECK_SECRETS.of, proxy=f"http://user:{SECRET}@proxy:3128"),
-        Halfway("http://halfway:8080", "shop", key=SECRET),
+        Halfway("http://halfway:8080", "shop", key=f"hw_{SECRET}"),
     ],
     ids=lambda shown: type(shown).__name__,
 )
