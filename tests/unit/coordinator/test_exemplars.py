@@ -1,6 +1,6 @@
 """Buckets of latencies name a trace if traces are on and the scraper accepts OpenMetrics."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -35,14 +35,6 @@ def metrics() -> Iterator[Metrics]:
     metrics.lane_committed(1, 1, 50)
     yield metrics
     tracing.use(None)
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    world = await World.start()
-    await world.group()
-    yield world
-    await world.stop()
 
 
 async def traced(world: World, metrics: Metrics, provider: TracerProvider) -> None:
