@@ -34,6 +34,8 @@ log = structlog.get_logger(__name__)
 
 _ALIVE_S: Final = 1.0
 """An instance is silent for at most this long, so that others notice if it hangs."""
+_CLOSE_S: Final = 1.0
+"""How long a stop waits for instances that do not read their answers, or do not answer its close frames."""
 _MESSAGE_BYTES: Final = 1024 * 1024
 """Bytes of the answers in one message, which may end with an answer that is larger."""
 
@@ -120,11 +122,11 @@ class PeerPort:
         The other side is told up to which call they were read, so that it knows that the later ones were not done.
         """
         self._stopping = True
+        loop = asyncio.get_running_loop()
         if self._calls:
-            timeout = max(0.0, deadline - asyncio.get_running_loop().time())
-            await asyncio.wait(set(self._calls), timeout=timeout)
+            await asyncio.wait(set(self._calls), timeout=max(0.0, deadline - loop.time()))
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(min(deadline, loop.time() + _CLOSE_S)):
                 await asyncio.gather(*(self._close(connection) for connection in self._connections))
 
     async def _close(self, connection: _Connection) -> None:
