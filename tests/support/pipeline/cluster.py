@@ -1,7 +1,9 @@
 """A Spark cluster of processes on this machine: a standalone master and two workers of one core each."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -51,6 +53,7 @@ class SparkCluster:
         self.master = ""
         self.workers: dict[int, subprocess.Popen[bytes]] = {}
         self._master: subprocess.Popen[bytes] | None = None
+        self._drivers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         """Start the processes, and wait until the workers are registered."""
@@ -67,6 +70,10 @@ class SparkCluster:
 
     def __exit__(self, *_: object) -> None:
         """Stop everything."""
+        for driver in self._drivers:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+                driver.wait()
         for process in [*self.workers.values(), *([self._master] if self._master else [])]:
             process.kill()
             process.wait()
@@ -103,13 +110,15 @@ class SparkCluster:
         settings = {"spark.master": self.master, "spark.eventLog.dir": self.events.as_uri(), **COMMON, **conf}
         # Into a file: a pipe that nobody reads would stop the driver.
         with self.told.open("ab") as told:
-            return subprocess.Popen(
+            driver = subprocess.Popen(
                 [str(SPARK / "bin" / "spark-submit"), *PACKAGES, *as_options(settings), str(program), *job],
                 env={**without_spark(), "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})},
                 stdout=told,
                 stderr=told,
                 start_new_session=True,
             )
+        self._drivers.append(driver)
+        return driver
 
     def await_stage(self, since: float = 0) -> None:
         """Wait until the application that runs has completed a stage that it submitted after a time in ms."""
