@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_938,
+    "lines of coordinator and adapters": 46_939,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_858,
@@ -20,12 +20,12 @@ BOUNDS = {
     "lines of halfway/peers": 353,
     "lines of halfway/simulated": 2_206,
     "lines of halfway/embedded": 1_308,
-    "lines of halfway/client": 8_066,
+    "lines of halfway/client": 8_067,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_352,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_934,
+    "lines of tests": 77_961,
     "lines of bench": 3_999,
     "bytes of pages": 204_797,
     "settings": 50,

@@ -102,7 +102,7 @@ class Message:
 
     def _settle(self, pairs: tuple[tuple[str, Data], ...]) -> None:
         """Make the JSON format, which keeps a copy of what the caller may change."""
-        headers, partition = cast("dict[str, Data]", self.headers), self.partition
+        headers, partition = cast("dict[str, Data]", self.headers), cast("object", self.partition)
         if headers and (names := len(dict(pairs))) < len(pairs):
             self._set("headers", (*pairs, *list(headers.items())[names:]))
         document: dict[str, Any] = {"topic": self.topic, "key": _data(self.key, "key"), "value": _value(self.value)}
@@ -111,7 +111,7 @@ class Message:
         if self.headers:
             document["headers"] = [_header(name, value) for name, value in _pairs(self.headers)]
         if partition is not None:
-            is_number = type(partition) is int and partition >= 0
+            is_number = isinstance(partition, int) and not isinstance(partition, bool) and 0 <= partition < 2**31
             _demand(is_number, "partition", partition, "a number from 0, or None for the key to choose")
             document["partition"] = partition
         self._set("_document", document)

@@ -87,6 +87,16 @@ def test_a_rollback_that_does_not_stay_is_not_answered(shop: Shop, tmp_path: Pat
     assert shop.count() == 0
 
 
+def test_a_service_s_own_database_that_can_be_called_opens_connections(shop: Shop) -> None:
+    class Database:
+        cursor = None
+
+        def __call__(self) -> Any:
+            return shop.begin()
+
+    Barrier("sqlite", Database()).learn()
+
+
 def test_bad_use_names_the_remedy(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lower-case name"):
         Barrier("sqlite", shop.begin, table="x; DROP TABLE orders")

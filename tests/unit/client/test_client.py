@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -328,10 +329,8 @@ def test_names_of_headers_may_be_repeated() -> None:
         message = Message(topic="orders", value=5, headers=headers, serializer=marked)
         names = [(one["name"], one["value"]) for one in message.as_json()["headers"]]
         assert names == [("trace", "1"), ("trace", {"type": "BINARY", "data": "Mg=="}), ("schema", "7")]
-    assert Message(topic="orders", value=5, headers=[("trace", "1")], serializer=marked).headers == {
-        "trace": "1",
-        "schema": "7",
-    }
+    only = Message(topic="orders", value=5, headers=[("trace", "1")], serializer=marked)
+    assert only.headers == {"trace": "1", "schema": "7"}
 
 
 async def test_a_process_of_an_old_release_takes_nothing_from_its_group(world: RestWorld) -> None:
@@ -375,6 +374,8 @@ async def state_after(client: Halfway, transaction_id: str) -> str:
         ({"topic": ""}, "topic is '': give 1 to 249"),
         ({"topic": 7}, "topic is 7"),
         ({"partition": -1}, "partition is -1: give a number from 0"),
+        ({"partition": 2**31}, "partition is 2147483648"),
+        ({"partition": True}, "partition is True"),
     ],
 )
 def test_a_message_that_halfway_would_refuse_is_not_made(part: dict[str, Any], told: str) -> None:
@@ -399,6 +400,10 @@ def test_a_message_that_halfway_would_refuse_is_not_made(part: dict[str, Any], t
 def test_a_setting_that_fails_late_is_refused_at_once(make: Callable[[], object], told: str) -> None:
     with pytest.raises(InvalidSettingError, match=told):
         make()
+
+
+def test_a_partition_may_have_a_name() -> None:
+    assert Message(topic="orders", partition=HTTPStatus.OK).as_json()["partition"] == 200
 
 
 async def test_an_asynchronous_serializer_is_awaited() -> None:

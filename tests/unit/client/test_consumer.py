@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,6 +198,17 @@ def test_wrong_settings_are_refused_with_what_to_give(inbox: Inbox, changes: dic
     given |= {"handle": lambda _record, _connection: None} | changes
     with pytest.raises(InvalidSettingError, match=told):
         Consumer(given.pop("settings"), **given)
+
+
+def test_a_decorator_may_give_the_handler_more(inbox: Inbox) -> None:
+    def pack(_record: Record, _connection: object, _mailer: object) -> None:
+        raise AssertionError
+
+    @wraps(pack)
+    def with_mailer(record: Record, connection: object) -> None:
+        pack(record, connection, None)
+
+    Consumer(KAFKA, group="points", topics=["orders"], handle=with_mailer, inbox=inbox)
 
 
 def test_an_inbox_of_the_other_kind_is_refused(inbox: Inbox) -> None:

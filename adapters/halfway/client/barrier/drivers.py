@@ -90,7 +90,7 @@ ASYNC_WITH: Final = "__aenter__"
 
 def demand_opener(name: str, opens: object) -> None:
     """Raise UnsupportedConnectionError for what is no function, such as a connection; that of sqlite3 can be called."""
-    if not callable(opens) or hasattr(type(opens), "cursor"):
+    if not callable(opens) or any(base.__module__ == "sqlite3" for base in type(opens).__mro__):
         raise UnsupportedConnectionError(
             f"{name} is {type(opens).__name__}: give a function that opens a transaction: `engine.begin`"
         )

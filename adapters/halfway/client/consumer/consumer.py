@@ -520,7 +520,8 @@ def _demand_usable(
 
 def _demand_two_parameters(handle: object) -> None:
     try:
-        inspect.signature(cast("Callable[..., object]", handle)).bind(None, None)
+        # not that of `__wrapped__`, to which a decorator may give more
+        inspect.signature(cast("Callable[..., object]", handle), follow_wrapped=False).bind(None, None)
     except TypeError:
         raise InvalidSettingError(f"handle is {handle!r}: give a function of a record and a connection") from None
     except ValueError:  # of C: nothing says what it takes
