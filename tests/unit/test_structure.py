@@ -9,14 +9,14 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_939,
+    "lines of coordinator and adapters": 46_989,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_858,
-    "lines of halfway/http": 5_892,
+    "lines of halfway/http": 5_931,
     "lines of halfway/app": 5_814,
     "lines of halfway/kafka": 10_143,
-    "lines of halfway/checks": 1_122,
+    "lines of halfway/checks": 1_133,
     "lines of halfway/peers": 353,
     "lines of halfway/simulated": 2_206,
     "lines of halfway/embedded": 1_308,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_352,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_961,
+    "lines of tests": 77_986,
     "lines of bench": 3_999,
     "bytes of pages": 204_797,
     "settings": 50,

@@ -28,11 +28,13 @@ from aiohttp.streams import StreamReader
 from yarl import URL
 
 MAX_RECEIVED_BYTES = 1024 * 1024
-"""The largest answer with framing: the largest verdict in chunks of one byte, after the most headers that are read."""
+"""The largest answer with framing: the largest verdict, and the most headers that are read."""
+MAX_CHUNKS = 256
+"""The most chunks of an answer: each takes 8 us, however small it is."""
 MAX_INTERIM = 16
 """The most interim answers (1xx) to one request."""
-_SLICE_BYTES = 16 * 1024
-"""Bytes that are parsed at a time, so that at most a few hundred messages exist before they are counted."""
+_SLICE_BYTES = 4 * 1024
+"""Bytes that are parsed at a time, so that at most a few hundred messages or chunks exist before they are counted."""
 
 
 class AnswerTooLargeError(aiohttp.ClientError):
@@ -98,6 +100,7 @@ class CheckProtocol(ResponseHandler):
         """Whether bytes arrived before a request was sent, or after the end of an answer."""
         self._received = 0
         self._interim = 0
+        self._chunks = 0
         self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -126,7 +129,7 @@ class CheckProtocol(ResponseHandler):
     def set_response_params(self, **params: Any) -> None:
         """Begin a request: aiohttp calls this before it writes the head."""
         self.used, self.is_bound, self._request_sent, self._answer = True, False, False, None
-        self._received = self._interim = 0
+        self._received = self._interim = self._chunks = 0
         super().set_response_params(**params)
 
     def start_timeout(self) -> None:
@@ -176,8 +179,12 @@ class CheckProtocol(ResponseHandler):
             if self._request_sent:
                 self.close()
                 return
+        before = _unread_chunks(self._answer)
         super().data_received(data)
-        if self._parser is not None and self._answer is not None and self._answer.is_eof():
+        self._chunks += max(0, _unread_chunks(self._answer) - before)
+        if self._chunks > MAX_CHUNKS:
+            self._refuse()
+        elif self._parser is not None and self._answer is not None and self._answer.is_eof():
             self._end_parsing(self._parser)
 
     def _end_parsing(self, parser: HttpParser[Any]) -> None:
@@ -196,6 +203,10 @@ class CheckProtocol(ResponseHandler):
     def is_encrypted(self) -> bool:
         """Return whether the peer may send bytes that are not an answer, such as session tickets."""
         return self.transport is not None and self.transport.get_extra_info("ssl_object") is not None
+
+
+def _unread_chunks(answer: StreamReader | None) -> int:
+    return len((answer and answer._http_chunk_splits) or ())  # noqa: SLF001 - aiohttp tells nobody
 
 
 class GroupRequest(aiohttp.ClientRequest):

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 import pytest
+from aiohttp import StreamReader
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from halfway.checks import Destinations
@@ -324,6 +325,23 @@ async def test_an_endpoint_that_floods_the_connection_is_cut_off(ask: Ask, befor
         reply = await ask(service.url)
     assert (reply.outcome, reply.sent) == (Outcome.UNKNOWN, True)
     assert reply.detail.endswith("more came than an answer may have")
+
+
+async def test_an_answer_in_tiny_chunks_is_cut_off_before_it_takes_long(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes 8 us, so that a verdict of 64 KiB in chunks of one byte would take half a second."""
+    end, parsed = StreamReader.end_http_chunk_receiving, []
+
+    def note(self: StreamReader) -> None:
+        parsed.append(1)
+        end(self)
+
+    monkeypatch.setattr(StreamReader, "end_http_chunk_receiving", note)
+    async with endpoint(repeats(HEAD, b"1\r\n \r\n" * 10_000, pause_s=0)) as service:
+        reply = await ask(service.url)
+    assert (reply.outcome, reply.detail.endswith("more came than an answer may have")) == (Outcome.UNKNOWN, True)
+    assert len(parsed) < 1000
 
 
 async def test_a_few_interim_answers_may_come_before_the_answer(ask: Ask) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
-from halfway.coordinator.fairness import Places, Shares, Turns
+from halfway.coordinator.fairness import Places, Shares
 from halfway.coordinator.requests import Count, Seconds
 from halfway.http.requests.validation import demand_few_members
 from halfway.http.responses import (
@@ -72,12 +72,8 @@ class InFlight:
     holds less than its share of places or bytes is not refused because of others (`Shares`).
     """
 
-    def __init__(self, turns: Turns, *, most: int, max_bytes: int, max_bytes_in_flight: int, timeout_s: float) -> None:
-        """Take the bounds on their number, on one body, on all bodies, and on the time of one body.
-
-        What arrives of large bodies is read in `turns`.
-        """
-        self._turns = turns
+    def __init__(self, *, most: int, max_bytes: int, max_bytes_in_flight: int, timeout_s: float) -> None:
+        """Take the bounds on their number, on one body, on all bodies, and on the time of one body."""
         self._places = Shares(most)
         self._max_bytes = max_bytes
         self._max_in_flight = max_bytes_in_flight
@@ -156,9 +152,7 @@ class InFlight:
             if request.headers.get("Expect", "").lower() == "100-continue" and not content.total_bytes:
                 await request.writer.write(_CONTINUE)
                 request.writer.output_size = 0
-            while not content.at_eof():
-                await self._turns.next(caller)  # aiohttp parses up to 4,096 chunks at once, each in 8 us
-                chunk = await content.readany()
+            while chunk := await content.readany():
                 self._demand_fitting(len(body) + len(chunk), len(chunk), caller)
                 self._bytes.take(caller, len(chunk))
                 body += chunk

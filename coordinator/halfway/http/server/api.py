@@ -146,7 +146,6 @@ class Api:
         self._idle = asyncio.Event()
         self._idle.set()
         self.in_flight = InFlight(
-            coordinator.turns,
             most=self.limits.max_requests,
             max_bytes=self.limits.max_body_bytes,
             max_bytes_in_flight=self.limits.max_body_bytes_in_flight,

@@ -106,6 +106,10 @@ _IDLE_SEARCH: Final = 256
 _HANDSHAKE_SHARE: Final = 4
 """One in this many connections may be in its TLS handshake."""
 _CLOSING_S: Final = 0.1
+_PIECE: Final = 8 * 1024
+"""Bytes that are parsed at a time."""
+_MANY_CHUNKS: Final = 64
+"""A piece with more chunks takes long: 8 us for each, however small it is."""
 _BAD_REQUEST: Final = 400
 
 
@@ -123,6 +127,47 @@ class _Connection(RequestHandler):
         """The task to cancel if the connection is lost."""
         self.arrived: Callable[[bytes], bool] | None = None
         """Called with each piece of WebSocket data; the connection is aborted if it returns False."""
+        self._one_at_a_time = manager.one_at_a_time
+        self._held = b""
+        """What has arrived and waits for its turn to be parsed."""
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrives; from a piece with many chunks on, one piece in a turn of the loop for all connections."""
+        if self._held and data:
+            self._held += data
+        elif self._upgraded or len(data) <= _PIECE:
+            super().data_received(data)
+        else:
+            for at in range(0, len(data), _PIECE):
+                before = self._chunks
+                super().data_received(data[at : at + _PIECE])
+                if self._chunks - before > _MANY_CHUNKS and at + _PIECE < len(data):
+                    self._held = data[at + _PIECE :]
+                    self._pause_transport_reading()
+                    self._feeding = asyncio.get_running_loop().create_task(self._feed())
+                    return
+
+    @property
+    def _chunks(self) -> int:
+        """How many chunks of bodies were parsed and are not read yet."""
+        bodies = [body for _, body in self._messages]
+        if self._current_request is not None:
+            bodies.append(self._current_request.content)
+        return sum(len(getattr(body, "_http_chunk_splits", None) or ()) for body in bodies)
+
+    async def _feed(self) -> None:
+        while self._held and self.transport is not None:
+            async with self._one_at_a_time:
+                piece, self._held = self._held[:_PIECE], self._held[_PIECE:]
+                super().data_received(piece)
+                await asyncio.sleep(0)
+        self._held = b""
+        if not self._reading_paused and not self._buffer_paused:
+            self._resume_transport_reading()
+
+    def _resume_transport_reading(self) -> None:
+        if not self._held:
+            super()._resume_transport_reading()
 
     @property
     def idle(self) -> bool:
@@ -224,6 +269,7 @@ class _Server(web.Server):
         self._handler = handler
         self._console = console
         self.unsent = unsent
+        self.one_at_a_time = asyncio.Lock()
         self.acceptor = Acceptor(
             self,
             None if tls is None else tls.context,
