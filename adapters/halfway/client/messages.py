@@ -60,7 +60,7 @@ class Message:
     key: Any = None
     """Text, bytes or None; any object with a serializer."""
     headers: Headers = field(default_factory=dict)
-    """A dict afterwards, or a tuple of pairs if a name is repeated."""
+    """A dict afterwards, or a tuple of pairs if a name is repeated. What is added to it later is not sent."""
     partition: int | None = None
     """None lets halfway choose the partition by the key, as Kafka's Java client does."""
     serializer: InitVar[Serializer | None] = None
