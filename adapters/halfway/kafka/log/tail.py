@@ -36,12 +36,9 @@ _POLL_S: Final = 0.1
 _OUTSTANDING: Final = 8
 _PAUSE_S: Final = 0.5
 _ASIDE_S: Final = 0.02
-_LOOP_S: Final = 1.0
-"""How long the acknowledgements that wait for the loop are waited for, before own records are decoded."""
 # Kafka reports the end of a partition behind a control record only with an empty answer. Nearly all records are this
-# instance's own and applied already: gathering them saves an answer, and a turn of the loop, for each. No load fills
-# this in the time, so under load too they come when they are applied.
-_GATHERED: Final = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 1_048_576}
+# instance's own and applied already: gathering them saves an answer, and a turn of the loop, for each.
+_GATHERED: Final = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 65_536}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,16 +135,10 @@ class Tail(OwnedThread):
             self._aside.append((place[1], offset, message))
 
     def _read_aside(self, reader: Reader) -> None:
-        """Decode what is not applied; most are this instance's own, and their acknowledgement is on its way.
-
-        To decode a record costs more than all else that is done for it, so a loop that is behind is waited for.
-        """
+        """Decode what is not applied; most are this instance's own, and their acknowledgement is on its way."""
         aside, self._aside = self._aside, []
         if aside:
             self._stopped.wait(_ASIDE_S)
-            taken = threading.Event()
-            self._loop.post(taken.set)
-            taken.wait(_LOOP_S)
         for shard, offset, message in aside:
             place = (self._config.half_topic, shard)
             if place not in reader.positions or self._has_applied(shard, offset, message.key()):
