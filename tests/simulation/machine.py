@@ -148,6 +148,7 @@ class Machine:
         self.random = random.Random(seed)
         self.loop = Loop()
         self.hub = greenlet.getcurrent()
+        self.ident = threading.get_ident()
         self.threads: dict[greenlet.greenlet, Thread] = {}
         self.crashed: list[BaseException] = []
         """What threads have ended with."""
@@ -178,7 +179,10 @@ class Machine:
         return round(self.time() * 1e9)
 
     def sleep(self, seconds: float) -> None:
-        _Waiter().wait(max(0.0, seconds))
+        if threading.get_ident() == self.ident:
+            _Waiter().wait(max(0.0, seconds))
+        else:
+            time.sleep(seconds)  # a real thread, left by a test before
 
     # --- in the place of Python's
 
