@@ -44,7 +44,6 @@ from tests.support.memory.log import (
     MemoryKeys,
     MemoryLog,
     MemoryOwners,
-    MemoryPeers,
     MemoryTopics,
     RealTopic,
     Record,
@@ -52,6 +51,7 @@ from tests.support.memory.log import (
     half_headers,
     kept_headers,
 )
+from tests.support.peers.encoded import EncodedPeers
 from tests.support.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
 
 
@@ -295,7 +295,7 @@ class Memory:
         self.topics = MemoryTopics(self.log, self.faults)
         url = self.log.new_url()
         self.owners = MemoryOwners(self.log, url)
-        self.peers = MemoryPeers(self.log, url)
+        self.peers = EncodedPeers(self.log.instances, url, lambda owner: owner in self.log.owners.values())
         self.membership = MemoryMembership(
             self.log, self.lane, self.cursors, self.clock, outcome_horizon_s=outcome_horizon_s, url=url, owns=owns
         )

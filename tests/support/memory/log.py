@@ -12,35 +12,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from halfway.coordinator.cluster.forward import PeerHandler
 from halfway.coordinator.ports import Appended, Cursors, LoggedOp, OpsRead, OwnerHint, PlacesRead, TopicFacts
-from halfway.coordinator.records import (
-    PeerCall,
-    decode_answers,
-    decode_call,
-    decode_calls,
-    encode_answer,
-    encode_call,
-    encode_message,
-)
-from halfway.coordinator.records import decode_result as read_result
 from halfway.protocol.errors import (
-    HalfwayError,
     KafkaUnavailableError,
     MessageTooLargeError,
     NotAuthorisedError,
     OutcomeUnknownError,
     OverloadedError,
-    PeerLostError,
-    ShardUnavailableError,
 )
 from halfway.protocol.ids import partition_for_key
 from halfway.protocol.keys import Key, KeyTable
-from halfway.protocol.principal import Principal
 from halfway.protocol.records import NO_BARRIER, Barrier, Group, Half, Message, Op, Parked
 from halfway.protocol.transactions import State
 
@@ -491,38 +477,3 @@ class MemoryOwners:
         """Return the owner of a shard; None if there is none or if it is this instance."""
         hint = self._log.owners.get(shard)
         return None if hint is None or hint.url == self._url else hint
-
-
-class MemoryPeers:
-    """The port `service.ports.Peers`: calls and answers are encoded as for a connection."""
-
-    def __init__(self, log: MemoryLog, url: str) -> None:
-        self._log = log
-        self._url = url
-        self.lose_answers = 0
-        """How many of the next calls are carried out without an answer."""
-
-    def serve(self, answers: PeerHandler) -> None:
-        """Answer other instances from now on."""
-        self._log.instances[self._url] = answers
-
-    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
-        """Send a call to an owner and return its answer; see the port for the errors."""
-        await asyncio.sleep(0)
-        answers = self._log.instances.get(owner.url)
-        if answers is None or owner not in self._log.owners.values():
-            raise ShardUnavailableError(f"{owner.url} cannot be reached")
-        [frame] = decode_calls(encode_message([encode_call(1, call, within_ms=1, principal=principal)]))
-        try:
-            async with asyncio.timeout_at(deadline):
-                done = await answers.answer(decode_call(frame.call), deadline=deadline, principal=frame.caller)
-                answer = encode_answer(1, done)
-        except TimeoutError:
-            raise PeerLostError("not in time") from None
-        except HalfwayError as error:
-            answer = encode_answer(1, error)
-        if self.lose_answers:
-            self.lose_answers -= 1
-            raise PeerLostError("the connection was closed")
-        [frame_read] = decode_answers(encode_message([answer]))
-        return read_result(call, frame_read)

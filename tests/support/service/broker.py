@@ -21,17 +21,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from halfway.coordinator.access import OpenAccess
 from halfway.coordinator.cluster.forward import PeerHandler
-from halfway.coordinator.ports import Authority, LaneAnswers, LaneWrite, OwnerHint, TopicFacts
-from halfway.coordinator.records import (
-    PeerCall,
-    decode_answers,
-    decode_call,
-    decode_calls,
-    decode_result,
-    encode_answer,
-    encode_call,
-    encode_message,
-)
+from halfway.coordinator.ports import Authority, LaneAnswers, LaneWrite, TopicFacts
 from halfway.kafka.clients import threads
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.seam import Clients
@@ -53,8 +43,6 @@ from halfway.kafka.records.codec import (
 )
 from halfway.kafka.topics.metadata import FACTS_S, TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
-from halfway.protocol.errors import HalfwayError, PeerLostError, ShardUnavailableError
-from halfway.protocol.principal import Principal
 from halfway.protocol.records import Half
 from halfway.protocol.transactions import State
 from halfway.simulated import SimulatedHost, SimulatedKafka
@@ -64,6 +52,7 @@ from halfway.simulated.log import Record as Stored
 from halfway.simulated.producer import SimulatedProducer
 from tests.simulation.instances import surroundings
 from tests.simulation.machine import OUTSIDE, PROCESS, BrokersClock, Loop, Machine, Process
+from tests.support.peers.encoded import EncodedPeers
 from tests.support.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
 
 _DECODE: Final[Mapping[str, Callable[[bytes | None], Any]]] = {
@@ -329,40 +318,6 @@ class Faults:
             yield
 
 
-class Peers:
-    """Calls between instances, encoded as for a connection."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self.lose_answers = 0
-        """How many of the next calls are carried out without an answer."""
-
-    def serve(self, answers: PeerHandler) -> None:
-        """Answer other instances from now on."""
-        self._memory.kafka.handlers[self._memory.url] = answers
-
-    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
-        """Send a call to an owner and return its answer; see the port for the errors."""
-        await asyncio.sleep(0)
-        answers = self._memory.kafka.handlers.get(owner.url)
-        if answers is None:
-            raise ShardUnavailableError(f"{owner.url} cannot be reached")
-        [frame] = decode_calls(encode_message([encode_call(1, call, within_ms=1, principal=principal)]))
-        try:
-            async with asyncio.timeout_at(deadline):
-                done = await answers.answer(decode_call(frame.call), deadline=deadline, principal=frame.caller)
-                answer = encode_answer(1, done)
-        except TimeoutError:
-            raise PeerLostError("not in time") from None
-        except HalfwayError as error:
-            answer = encode_answer(1, error)
-        if self.lose_answers:
-            self.lose_answers -= 1
-            raise PeerLostError("the connection was closed")
-        [frame_read] = decode_answers(encode_message([answer]))
-        return decode_result(call, frame_read)
-
-
 class Held:
     """Calls that wait for the end of a block."""
 
@@ -470,7 +425,7 @@ class Memory:
         self.caller = ScriptedCaller()
         self.authority: Authority = OpenAccess()
         self.audit_trail = MemoryAuditTrail()
-        self.peers = Peers(self)
+        self.peers = EncodedPeers(self.kafka.handlers, self.url)
         self.keys = KafkaKeys(self.config, self.observer)
         self.log = Log(self)
         for name, facts in (topics or {}).items():
