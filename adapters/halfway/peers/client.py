@@ -296,8 +296,8 @@ class HttpPeers:
         while True:
             message = await socket.receive(_LOST_S)
             if message.type is not WSMsgType.BINARY:
-                if message.type is WSMsgType.CLOSE and (message.extra or "").isdecimal():
-                    link.taken = int(message.extra or 0)
+                if message.type is WSMsgType.CLOSE and (taken := message.extra or "").isdecimal():
+                    link.taken = int(taken)
                 return
             link.last_heard = loop.time()
             for frame in decode_answers(message.data):

@@ -190,7 +190,7 @@ class KeyedAccess:
         )
 
     def _require_seal(self, key: Key) -> None:
-        if not any(secret.has_sealed(key) for secret in self._secrets):
+        if not _is_sealed(key, self._secrets):
             raise self._unauthenticated("forged", f"the record of key {key.id} {_UNSEALED}")
         if len(self._sealed) > 2 * len(self._table) + len(self._fixed) + 1:
             self._sealed = dict(self._fixed)
@@ -242,6 +242,10 @@ _UNSEALED: Final = (
     "was not written by halfway, or under a master secret that is no longer set: set it as"
     " HALFWAY_MASTER_SECRET_PREVIOUS, or revoke the key and make another"
 )
+
+
+def _is_sealed(key: Key, secrets: Sequence[MasterSecret]) -> bool:
+    return any(secret.has_sealed(key) for secret in secrets)
 
 
 def _needed(kinds: Collection[PrincipalKind], group: str | None) -> str:
@@ -345,7 +349,7 @@ class Keys:
         """
         self._authority.require(principal, Permission.MANAGE_KEYS)
         before = await self._find(key_id, deadline)
-        if not self._is_sealed(before):
+        if not _is_sealed(before, self._secrets):
             # Otherwise a kind and a name that somebody else wrote would get a valid seal.
             raise InvalidRequestError(f"the record of key {key_id} {_UNSEALED}", field="id")
         if before.certificate is not None:
@@ -386,10 +390,7 @@ class Keys:
 
     def is_valid(self, key: Key) -> bool:
         """Return whether a key has not expired, and its record is of a master secret that is set here."""
-        return key.is_live(self._clock.now_ms()) and self._is_sealed(key)
-
-    def _is_sealed(self, key: Key) -> bool:
-        return any(secret.has_sealed(key) for secret in self._secrets)
+        return key.is_live(self._clock.now_ms()) and _is_sealed(key, self._secrets)
 
     async def _find(self, key_id: str, deadline: float) -> Key:
         await self._store.refresh(deadline=deadline)

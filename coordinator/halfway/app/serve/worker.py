@@ -328,9 +328,8 @@ def merged_metrics(pages: Mapping[int, bytes | None], replaced: Mapping[int, int
     """
     families: dict[str, list[str]] = {}
     for number, page in sorted(pages.items()):
-        for family in ("" if page is None else "\n" + page.decode().rstrip("\n").removesuffix(_END).rstrip("\n")).split(
-            "\n# HELP "
-        )[1:]:
+        shown = "" if page is None else page.decode().rstrip("\n").removesuffix(_END).rstrip("\n")
+        for family in f"\n{shown}".split("\n# HELP ")[1:]:
             help_text, _, rest = family.partition("\n")
             type_text, _, samples = rest.partition("\n")
             label = f'worker="{number}"'

@@ -258,8 +258,9 @@ async def get_transaction(call: Call) -> Answer:
     if not is_large(view.messages) and (view.size or 0) <= SMALL_BYTES:
         return answer(HTTPStatus.OK, models.transaction(view))
     async with call.large_answer() as give_way:
-        view = await get()
         if view.messages is None:
+            view = await get()
+        if view.messages is None:  # it has ended meanwhile, or the caller may not read payloads
             return answer(HTTPStatus.OK, models.transaction(view))
         without = models.transaction(msgspec.structs.replace(view, messages=()))
         return answer_in_pieces(HTTPStatus.OK, await with_messages(without, view.messages, give_way))

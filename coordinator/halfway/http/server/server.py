@@ -130,6 +130,7 @@ class _Connection(RequestHandler):
         self._one_at_a_time = manager.one_at_a_time
         self._held = b""
         """What has arrived and waits for its turn to be parsed."""
+        self._feeding: asyncio.Task[None] | None = None
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrives; from a piece with many chunks on, one piece in a turn of the loop for all connections."""

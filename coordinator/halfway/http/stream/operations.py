@@ -329,6 +329,11 @@ class ArrivingPayload:
         """Control frames, and short fragments that end no message, in this second."""
         self._second = 0
 
+    @property
+    def is_flooded(self) -> bool:
+        """Whether there have been too many frames without content in this second."""
+        return self.empty_frames > MAX_EMPTY_FRAMES
+
     def size_in(self, data: bytes, now: float = 0.0) -> int:
         """Return how many bytes of `data`, which follows what came before, are payload of messages.
 
@@ -337,7 +342,7 @@ class ArrivingPayload:
         if self._second != int(now):
             self._second, self.empty_frames = int(now), 0
         found = at = 0
-        while at < len(data) and self.empty_frames <= MAX_EMPTY_FRAMES:
+        while at < len(data) and not self.is_flooded:
             if not self._left:
                 at += self._read_header(data, at)
             taken = min(self._left, len(data) - at)

@@ -25,7 +25,7 @@ from halfway.http.requests.validation import cause_of, demand_few_members
 from halfway.http.responses import InternalError, invalid
 from halfway.http.stream import frames
 from halfway.http.stream.frames import Answer, FrameReader, ServerFrame
-from halfway.http.stream.operations import MAX_EMPTY_FRAMES, ArrivingPayload, StreamOperations
+from halfway.http.stream.operations import ArrivingPayload, StreamOperations
 from halfway.protocol.errors import (
     ForbiddenError,
     HalfwayError,
@@ -466,7 +466,7 @@ class Streams:
         off: the streams of others go on.
         """
         size = stream.arriving.size_in(data, asyncio.get_running_loop().time())
-        if stream.arriving.empty_frames > MAX_EMPTY_FRAMES:
+        if stream.arriving.is_flooded:
             self._cut_off.note({"reason": "empty_frames", "principal": str(stream.principal)})
             return False
         stream.unread_bytes += size
