@@ -16,7 +16,7 @@ from halfway.protocol.keys import RANDOM_BYTES, key_text
 from halfway.protocol.principal import PrincipalKind
 from tests.support.certificates import Authority
 from tests.support.coordinator.callers import Callers
-from tests.support.coordinator.metrics import samples, total
+from tests.support.coordinator.metrics import parsed, samples, total
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster
@@ -47,11 +47,16 @@ async def service(new_coordinator: NewCoordinator, connect: Connect) -> AsyncIte
 
 
 async def settled(rest: Rest, each: int = 2) -> dict[str, set[str]]:
-    """Wait until two workers are ready and serve their share; return the shards by worker."""
+    """Wait until two workers are ready and serve their share; return the shards by worker.
+
+    A worker that has not yet read the keys of principals answers 503, though another worker takes them already.
+    """
 
     async def shares() -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
-        for (name, labels), value in (await samples(rest)).items():
+        status, text = await rest.health("/metrics")
+        assert status in (200, 503), text
+        for (name, labels), value in (parsed(text) if status == 200 else {}).items():
             given = dict(labels)
             if name == "halfway_ready" and value == 1:
                 found.setdefault(given["worker"], set())
@@ -211,7 +216,7 @@ async def test_keys_and_certificates_hold_at_every_worker(
     connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=authority.trusted())
     async with aiohttp.ClientSession(connector=connector) as session:
         rest = Rest(session, service.url, service.health_url)
-        # 503 until the worker that got the connection has read the keys: it cannot tell a good key before.
+        # 503 until the worker that got the connection has read the keys of principals.
         await eventually(lambda: rest.health("/metrics"), lambda answer: answer[0] == 401)
         session.headers["Authorization"] = f"Bearer {operator}"
         await settled(rest)

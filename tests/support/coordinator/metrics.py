@@ -8,7 +8,12 @@ from tests.support.coordinator.rest_client import Rest
 async def samples(rest: Rest) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Give every sample of the metrics by its name and its labels."""
     status, text = await rest.health("/metrics")
-    assert status == 200
+    assert status == 200, text
+    return parsed(text)
+
+
+def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Give every sample of a page of metrics by its name and its labels."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
