@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_987,
+    "lines of coordinator and adapters": 47_030,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
-    "lines of halfway/coordinator": 8_859,
+    "lines of halfway/coordinator": 8_860,
     "lines of halfway/http": 5_938,
-    "lines of halfway/app": 5_813,
+    "lines of halfway/app": 5_855,
     "lines of halfway/kafka": 10_134,
     "lines of halfway/checks": 1_133,
     "lines of halfway/peers": 353,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_352,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_969,
+    "lines of tests": 78_008,
     "lines of bench": 3_999,
     "bytes of pages": 204_797,
     "settings": 50,

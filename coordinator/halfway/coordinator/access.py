@@ -260,6 +260,7 @@ def _needed(kinds: Collection[PrincipalKind], group: str | None) -> str:
     return " or ".join(needed)
 
 
+MAX_KEYS: Final = 10_000
 MAX_LIVE_KEYS: Final = 2
 """Keys that one principal may have at once: the old one, and the new one while its services change over."""
 EXPIRED_KEPT_MS: Final = 30 * 24 * 3_600_000
@@ -299,7 +300,7 @@ class Keys:
         secret: MasterSecret,
         clock: Clock,
         *,
-        max_keys: int = 10_000,
+        max_keys: int = MAX_KEYS,
         previous: Sequence[MasterSecret] = (),
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:

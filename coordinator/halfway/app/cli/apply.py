@@ -7,12 +7,13 @@ The file has the names and shapes of the API: a table `groups.NAME` is the body 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tomllib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -24,6 +25,8 @@ from yarl import URL
 
 from halfway.app.cli.remote import Remote, path_of
 from halfway.app.terminal import complain, fail, printable, say
+from halfway.coordinator.access import MAX_KEYS, MAX_LIVE_KEYS
+from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.models import GroupRequest, KeyRequest, NewGroupName
 from halfway.http.requests.validation import Validation
 from halfway.protocol.errors import HalfwayError, InvalidRequestError
@@ -70,6 +73,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[str, State]
     keys: dict[Key, list[str]]
     access_control: bool = True
+    expired_keys: int = 0
+    """They count among those that a deployment may have."""
 
 
 # --- what there is
@@ -79,13 +84,16 @@ def read_deployment(remote: Remote) -> Deployment:
     """Return what a coordinator has; the command ends if the caller may not see all of it."""
     asked = remote.ask("GET", path_of("keys"), query={"limit": "1"}, expected=HTTPStatus.CONFLICT)
     keys: dict[Key, list[str]] = {}
+    expired_keys = 0
     access_control = asked.get("error_code") != "access_control_off"
     if access_control:
         for row in remote.every(path_of("keys"), "keys"):
             if row["expires_at"] is None or datetime.fromisoformat(row["expires_at"]) > datetime.now(UTC):
                 keys.setdefault((row["kind"], row["name"], row["certificate"]), []).append(row["id"])
+            else:
+                expired_keys += 1
     groups = {row["group"]: _state_of(row) for row in remote.every(path_of("groups"), "groups")}
-    return Deployment(groups=groups, keys=keys, access_control=access_control)
+    return Deployment(groups=groups, keys=keys, access_control=access_control, expired_keys=expired_keys)
 
 
 def _state_of(row: Mapping[str, Any]) -> State:
@@ -151,14 +159,27 @@ def read_file(path: str) -> Declared:
 
 def _valid(validation: Validation, where: str, model: Any, table: object, convert: Callable[[Any], Any]) -> Any:
     """Return what a table declares, after the rules of the API."""
+    _refuse_other_than_json(table, where)
     try:
-        return validation.read(model, json.dumps(table, default=str, allow_nan=False).encode(), convert)
+        return validation.read(model, json.dumps(table).encode(), convert)
     except InvalidRequestError as error:
         errors = error.fields.get("errors") or [{"field": "", "detail": error.detail}]
         fail("\n".join(f"{where}.{one['field']}: {one['detail']}" for one in errors))  # type: ignore[attr-defined]
     except HalfwayError as error:
         fail(f"{where}: {error.detail}")
-    except ValueError:
+
+
+def _refuse_other_than_json(value: object, where: str) -> None:
+    """End the command at the first value of TOML that JSON does not have."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            _refuse_other_than_json(one, f"{where}.{name}")
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            _refuse_other_than_json(one, f"{where}[{number}]")
+    elif isinstance(value, date | time):
+        fail(f"{where}: {value} is a date or time in TOML: if it is a name, put it in quotes")
+    elif isinstance(value, float) and not math.isfinite(value):
         fail(f"{where}: inf and nan are not numbers here")
 
 
@@ -243,6 +264,8 @@ class Changes:
 
     def plan(self, own_key: str | None) -> Plan:
         """Return the steps: first what is added and changed, then what is removed."""
+        if excess := list(self._excess()):
+            fail("\n".join(excess))
         steps = [step for name, spec in self._declared.groups.items() if (step := self._group(name, spec)) is not None]
         steps += [
             self._new_key(key, one) for key, one in (self._declared.keys or {}).items() if key not in self._now.keys
@@ -266,6 +289,25 @@ class Changes:
             self._kept += [f"group {name}" for name in groups]
             self._kept += [f"{_key_text(key)} ({key_id})" for key, key_id in keys]
         return Plan(steps=steps, kept=self._kept)
+
+    def _excess(self) -> Iterable[str]:
+        """Return what the coordinator would refuse in the midst of the steps, because of others before it."""
+        remedy = "name fewer, or remove some first: what is removed is removed last"
+        groups = len(self._now.groups.keys() | self._declared.groups.keys())
+        if groups > ServiceLimits.max_groups:
+            yield f"groups: there would be {groups}, at most {ServiceLimits.max_groups}: {remedy}"
+        new = (self._declared.keys or {}).keys() - self._now.keys
+        keys = sum(map(len, self._now.keys.values())) + self._now.expired_keys + len(new)
+        if new and keys > MAX_KEYS:
+            yield f"keys: there would be {keys}, at most {MAX_KEYS}: {remedy}"
+        bound = [key for key in self._now.keys.keys() | new if key[2] is not None]
+        uses, holders = Counter(key[2] for key in bound), Counter(key[:2] for key in bound)
+        for kind, name, certificate in sorted(new.intersection(bound)):
+            if uses[certificate] > 1:
+                yield f"keys: certificate {certificate!r} would be bound {uses[certificate]} times, at most 1: {remedy}"
+            if holders[kind, name] > MAX_LIVE_KEYS:
+                held = holders[kind, name]
+                yield f"keys: {kind} {name!r} would have {held} certificates, at most {MAX_LIVE_KEYS}: {remedy}"
 
     def _group(self, name: str, spec: GroupSpec) -> Step | None:
         """Return the step that makes a group what the file says, None if it is that already."""

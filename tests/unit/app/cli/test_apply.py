@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from halfway.app.cli import apply as declarations
 from halfway.app.cli.apply import Deployment, Key, State, read_file, to_toml
 from halfway.app.cli.main import halfway
+from halfway.coordinator.requests import ServiceLimits
 
 GROUP = '[groups.shop]\ncheck = { mode = "pull" }\ntopics = ["orders"]\n'
 WRONG = {
@@ -26,12 +27,20 @@ WRONG = {
         '[groups.shop]\ncheck = { urls = ["http://a:b@c/"] }\ntopics = ["orders"]',
         'groups.shop.check.urls[0]: "http://...@c/" is not valid',
     ),
-    "an infinite limit": (GROUP + "limits = { prepares_per_s = inf }", "groups.shop: inf and nan"),
+    "an infinite limit": (
+        GROUP + "limits = { prepares_per_s = inf }",
+        "groups.shop.limits.prepares_per_s: inf and nan",
+    ),
     "too many digits": (GROUP + f"limits = {{ pending = {'9' * 5000} }}", "is not TOML"),
     "too deep": ("x = " + "[" * 5000, "is not TOML"),
     "an unknown limit": (GROUP + "limits = { checks = 1 }", "groups.shop.limits.checks"),
     "a limit of 0": (GROUP + "limits = { pending = 0 }", "groups.shop.limits.pending"),
-    "a date": (GROUP + "policy = { max_checks = 1979-05-27 }", "groups.shop.policy.max_checks"),
+    "a date": (GROUP + "policy = { max_checks = 1979-05-27 }", "groups.shop.policy.max_checks: 1979-05-27 is a date"),
+    "a date as a topic": (
+        '[groups.shop]\ncheck = { mode = "pull" }\ntopics = ["orders", 1979-05-27]',
+        "groups.shop.topics[1]: 1979-05-27 is a date or time in TOML: if it is a name, put it in quotes",
+    ),
+    "a time as a name": ('[[keys]]\nkind = "group"\nname = 07:32:00', "keys[0].name: 07:32:00 is a date or time"),
     "a kind of key": ('[[keys]]\nkind = "admin"\nname = "a"', "keys[0].kind"),
     "a key itself": ('[[keys]]\nkind = "group"\nname = "a"\nkey = "hw_g_"', "keys[0].key"),
     "a key twice": ('[[keys]]\nkind = "group"\nname = "a"\n' * 2, "keys[1]: the key of group a is named twice"),
@@ -83,6 +92,36 @@ def test_an_existing_key_file_is_never_replaced(tmp_path: Path, monkeypatch: pyt
     assert "+ key of group shop, though there is no such group\n" in ended.stdout
     assert "0 of 1 changes are done" in ended.stdout
     assert (tmp_path / "group-shop.key").read_text() == "of before"
+
+
+def _certificates(*names: str) -> str:
+    return "".join(f"[[keys]]\nkind = 'group'\nname = 'shop'\ncertificate = 'DNS:{name}'\n" for name in names)
+
+
+STATE = State(mode="pull", urls=(), topics=("books",), policy={}, limits={}, reject_prepares=False)
+EXCESS = {
+    "groups": ("".join(GROUP.replace("shop", name) for name in ("a", "b", "c")), "groups: there would be 4, at most 3"),
+    "keys": ("".join(f"[[keys]]\nkind = 'group'\nname = '{name}'\n" for name in "abc"), "would be 6, at most 5"),
+    "certificates": (_certificates("a", "b"), "group 'shop' would have 3 certificates, at most 2"),
+    "a bound one": (_certificates("c").replace("'shop'", "'books'"), "'DNS:c' would be bound 2 times, at most 1"),
+}
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--show-keys"])
+@pytest.mark.parametrize("text, named", EXCESS.values(), ids=EXCESS)
+def test_too_many_are_refused_before_the_first_change(
+    text: str, named: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator would take the first of them; the URL leads nowhere."""
+    keys: dict[Key, list[str]] = {("group", "shop", "DNS:c"): ["1"], ("operator", "x", None): ["2"]}
+    now = Deployment(groups={"books": STATE}, keys=keys, expired_keys=1)
+    monkeypatch.setattr(declarations, "read_deployment", lambda _: now)
+    monkeypatch.setattr(declarations, "MAX_KEYS", 5)
+    monkeypatch.setattr(ServiceLimits, "max_groups", 3)
+    ended = CliRunner().invoke(halfway, ["apply", "-", "--url", "http://127.0.0.1:1", option], input=text)
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert named in ended.stderr, ended.stderr
+    assert "name fewer, or remove some first" in ended.stderr
 
 
 def test_a_file_without_keys_leaves_them_alone(tmp_path: Path) -> None:
