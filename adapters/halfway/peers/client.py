@@ -111,13 +111,14 @@ class HttpPeers:
     """
 
     def __init__(
-        self, credential: str, *, limits: PeerLimits | None = None, ssl_context: ssl.SSLContext | None = None
+        self, *credentials: str, limits: PeerLimits | None = None, ssl_context: ssl.SSLContext | None = None
     ) -> None:
         """Keep the settings; no connection is opened yet.
 
-        `credential` is sent to owners. `ssl_context` replaces the system's certificate authorities.
+        An owner is shown the first credential, and the next one if it does not take that. `ssl_context` replaces the
+        system's certificate authorities.
         """
-        self._credential = credential
+        self._credentials = credentials
         self._limits = limits or PeerLimits()
         self._ssl_context = ssl_context
         self._session: aiohttp.ClientSession | None = None
@@ -245,6 +246,16 @@ class HttpPeers:
             del self._links[link.key]
 
     async def _connect(self, owner: OwnerHint) -> aiohttp.ClientWebSocketResponse:
+        *others, last = self._credentials
+        for credential in others:
+            try:
+                return await self._connect_with(owner, credential)
+            except _RefusedError as refused:
+                if refused.status != HTTPStatus.UNAUTHORIZED:
+                    raise
+        return await self._connect_with(owner, last)
+
+    async def _connect_with(self, owner: OwnerHint, credential: str) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl_context or True),
@@ -256,7 +267,7 @@ class HttpPeers:
         headers = {
             VERSION_HEADER: str(VERSION),
             TO_HEADER: owner.incarnation,
-            CREDENTIAL_HEADER: self._credential,
+            CREDENTIAL_HEADER: credential,
         }
         url = URL(owner.url.rstrip("/") + PATH)
         return await self._session.ws_connect(
@@ -309,6 +320,10 @@ class HttpPeers:
 class _RefusedError(Exception):
     """The owner, or what answers at its address, refuses the connection."""
 
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"status {status} {reason if reason.isidentifier() else ''}".rstrip())
+        self.status = status
+
 
 async def _accepted_only(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """Raise an error for any answer but the acceptance: a redirect would be followed, with the credential."""
@@ -316,7 +331,7 @@ async def _accepted_only(request: aiohttp.ClientRequest, handler: aiohttp.Client
     if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
         reason = response.headers.get(REFUSAL_HEADER, "")[:40]
         response.close()
-        raise _RefusedError(f"status {response.status} {reason if reason.isidentifier() else ''}".rstrip())
+        raise _RefusedError(response.status, reason)
     return response
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -205,6 +205,7 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """`debug`, `info`, `warning` or `error`. The log is JSON on standard error, and readable text on a terminal."""
 
     _removed: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    _host_credential: str | None = PrivateAttr(default=None)
 
     _split_skip_records = field_validator("skip_records", mode="before")(_split)
 
@@ -272,8 +273,21 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
 
     @property
     def peer_credentials(self) -> tuple[str, ...]:
-        """The accepted credentials between instances. This instance shows the first; a configured one comes first."""
-        return (*self._set_credentials(), *(derived(master, "peer").hex() for master in self.master_secrets))
+        """The accepted credentials between instances, in the order in which this one shows them.
+
+        Those that are configured come first, that of the workers of one host last.
+        """
+        of_host = () if self._host_credential is None else (self._host_credential,)
+        return (*self._set_credentials(), *(derived(master, "peer").hex() for master in self.master_secrets), *of_host)
+
+    def of_worker(self, host_credential: str) -> Self:
+        """Return the settings of a worker, whose supervisor made a credential for the workers of its host.
+
+        They share no other one while a reload sets the first, and some of them do not have it yet.
+        """
+        settings = self.model_copy()
+        settings._host_credential = host_credential  # type: ignore[misc]  # noqa: SLF001 - as above
+        return settings
 
     def _set_credentials(self) -> list[str]:
         if self.peer_credential is None:

@@ -45,10 +45,19 @@ async def test_the_credential_before_is_accepted_too(serve: Serve, stack: AsyncE
     for credential in ("the one before", SECRET):
         peers = await stack.enter_async_context(HttpPeers(credential))
         assert (await ask(peers, at, credential)).changed
-    peers = await stack.enter_async_context(HttpPeers("another one"))
+    peers = await stack.enter_async_context(HttpPeers("another one", "a third one"))
     with pytest.raises(ShardUnavailableError, match="wrong_credential"):
         await ask(peers, at, "t")
     assert len(owner.asked) == 2
+
+
+async def test_an_owner_that_does_not_take_a_credential_is_shown_the_next_one(
+    serve: Serve, stack: AsyncExitStack
+) -> None:
+    """Workers of one host have one of their own, beside those that a reload sets for some of them first."""
+    at = await serve(Owner())
+    peers = await stack.enter_async_context(HttpPeers("not known to it", SECRET))
+    assert (await ask(peers, at, "t")).changed
 
 
 async def test_another_incarnation_at_the_address_does_nothing(serve: Serve, peers: HttpPeers) -> None:

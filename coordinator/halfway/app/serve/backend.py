@@ -394,7 +394,7 @@ async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
         log.info("forwarding_off", reason="HALFWAY_PEER_CREDENTIAL is not set, which is right only for one instance")
         return None
     ssl_context = authorities("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
-    return await stack.enter_async_context(HttpPeers(settings.peer_credentials[0], ssl_context=ssl_context))
+    return await stack.enter_async_context(HttpPeers(*settings.peer_credentials, ssl_context=ssl_context))
 
 
 async def _alone(_: OwnerHint) -> bool:

@@ -27,7 +27,6 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import SecretStr
 from yarl import URL
 
 from halfway.app.metrics import encoding
@@ -154,16 +153,11 @@ class Worker:
             raise TypeError(assignment)
         self.assignment = assignment
         self.number = assignment.number
-        self.settings = self.with_credential(pickle.loads(assignment.settings))  # noqa: S301 - of the supervisor
+        settings: Settings = pickle.loads(assignment.settings)  # noqa: S301 - of the supervisor
+        self.settings = settings.of_worker(assignment.credential)
         self.connections = Connections(assignment.shared, assignment.number)
         self.state = State(started=False, workers=[], replaced={})
         self._session: aiohttp.ClientSession | None = None
-
-    def with_credential(self, settings: Settings) -> Settings:
-        """Return settings with the supervisor's credential between instances, unless they give one."""
-        if settings.peer_credentials:
-            return settings
-        return settings.model_copy(update={"peer_credential": SecretStr(self.assignment.credential)})
 
     def url(self, base: str | None, port: int) -> str | None:
         """Return the URL at which other instances reach this worker, if the operator has set one for all workers."""

@@ -168,8 +168,8 @@ def test_pages_are_for_the_other_workers_only() -> None:
         assert worker.url("https://[::1]:8080", 8181) == "https://[::1]:8181"
         assert worker.url("http://host-a", 8181) == "http://host-a:8181"
         given = load({"HALFWAY_PEER_CREDENTIAL": "the same on all hosts"})
-        assert worker.with_credential(given).peer_credentials == ("the same on all hosts",)
-        assert worker.with_credential(load({})).peer_credentials == ("c" * 32,)
+        assert worker.settings.peer_credentials == ("c" * 32,)
+        assert given.of_worker("c" * 32).peer_credentials == ("the same on all hosts", "c" * 32)
         worker._lines.close()
         worker._socket.close()
     os.close(shared)
