@@ -24,9 +24,8 @@ from halfway.client import (
     transaction_id,
 )
 from halfway.client.barrier import AsyncBarrier, Barrier, NoStoreError, NoTransactionError, Store, StoreFullError
+from halfway.client.barrier.maintenance import StoredSender
 from halfway.client.barrier.stored import StoredTransaction
-from halfway.client.producer import sender
-from halfway.client.producer.sender import StoredSender
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
 from halfway.embedded.broker import pick_port
 from tests.support.client.shop import transactional
@@ -299,7 +298,7 @@ async def test_what_halfway_refuses_again_and_again_holds_up_its_own_key_only(
     world: RestWorld, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if more wait behind it than the sender looks at together."""
-    monkeypatch.setattr(sender, "_WINDOW", 2)
+    monkeypatch.setattr("halfway.client.barrier.maintenance._WINDOW", 2)
     stuck = await asyncio.to_thread(service.place, NOWHERE, "1", key="stuck")
     for order, key in (("2", "stuck"), ("3", "stuck"), ("4", "k"), ("5", "k")):
         await asyncio.to_thread(service.place, NOWHERE, order, key=key)
@@ -339,7 +338,7 @@ async def test_many_that_halfway_refuses_do_not_slow_down_the_others(
     world: RestWorld, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard is still being moved: what waits for it is looked at once."""
-    monkeypatch.setattr(sender, "_WINDOW", 3)
+    monkeypatch.setattr("halfway.client.barrier.maintenance._WINDOW", 3)
     stuck = {await asyncio.to_thread(service.place, NOWHERE, str(order), key=str(order)) for order in (0, 1)}
     for order in range(2, 9):
         await asyncio.to_thread(service.place, NOWHERE, str(order), key=str(order))

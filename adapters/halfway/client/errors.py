@@ -155,7 +155,6 @@ class AlreadyEndedError(RefusedError):
     """The transaction has the opposite outcome, in `state`, and it is final: compare it with your database."""
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
-        """Store the transaction's state."""
         super().__init__(problem)
         self.state = str(problem.get("state", ""))
 
@@ -192,7 +191,6 @@ NOT_HALFWAY: Final = "not_halfway"
 
 
 def error_of(problem: Mapping[str, Any], *, in_doubt: bool = False) -> RefusedError:
-    """Return the error for a problem document."""
     code = str(problem.get("error_code"))
     default = NotHalfwayError if code == NOT_HALFWAY else RefusedError
     error = (_BY_CODE.get(code) or _BY_STATUS.get(problem.get("status"), default))(problem)

@@ -127,38 +127,31 @@ class DataInUseError(EmbeddedKafkaError):
         )
 
 
-class FormatError(EmbeddedKafkaError):
+class _FailedStartError(EmbeddedKafkaError):
+    def __init__(self, what: str, log: BrokerLog) -> None:
+        super().__init__(f"{what}. From its log, {log.path}:\n{log.excerpt()}")
+
+
+class FormatError(_FailedStartError):
     """Kafka refused its settings or could not prepare its data directory."""
 
     def __init__(self, returncode: int, log: BrokerLog) -> None:
-        self.log_path = log.path
-        super().__init__(
-            f"Kafka could not prepare its data directory or refuses a setting ({exit_reason(returncode)}). "
-            f"From its log, {log.path}:\n{log.excerpt()}"
-        )
+        what = f"Kafka could not prepare its data directory or refuses a setting ({exit_reason(returncode)})"
+        super().__init__(what, log)
 
 
-class BrokerExitedError(EmbeddedKafkaError):
+class BrokerExitedError(_FailedStartError):
     """The broker ended before it was ready."""
 
     def __init__(self, returncode: int, log: BrokerLog) -> None:
-        self.returncode = returncode
-        self.log_path = log.path
-        super().__init__(
-            f"The Kafka broker ended while it started ({exit_reason(returncode)}). "
-            f"From its log, {log.path}:\n{log.excerpt()}"
-        )
+        super().__init__(f"The Kafka broker ended while it started ({exit_reason(returncode)})", log)
 
 
-class BrokerNotReadyError(EmbeddedKafkaError):
+class BrokerNotReadyError(_FailedStartError):
     """The broker runs, but did not answer in time."""
 
     def __init__(self, timeout_s: float, log: BrokerLog) -> None:
-        self.log_path = log.path
-        super().__init__(
-            f"The Kafka broker did not answer within {timeout_s:g} s (`startup_timeout_s`). "
-            f"From its log, {log.path}:\n{log.excerpt()}"
-        )
+        super().__init__(f"The Kafka broker did not answer within {timeout_s:g} s (`startup_timeout_s`)", log)
 
 
 class SupervisorError(EmbeddedKafkaError):

@@ -30,8 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfway.simulated.admin import SimulatedAdmin
-from halfway.simulated.client import Host
+from halfway.simulated.client import Host, SimulatedAdmin
 from halfway.simulated.cluster import Cluster
 from halfway.simulated.consumer import SimulatedConsumer
 from halfway.simulated.producer import SimulatedProducer

@@ -12,10 +12,9 @@ from typing import Final
 
 from confluent_kafka import KafkaError, Uuid
 
-from halfway.simulated.groups import Group
+from halfway.simulated.coordinators import Group, Transactions
 from halfway.simulated.log import DEFAULTS, Batch, Partition, Place, RefusedError
 from halfway.simulated.schedule import Clock, MachineClock, Schedule
-from halfway.simulated.transactions import Transactions
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _CLEAN_S: Final = 15.0
@@ -131,7 +130,6 @@ class Cluster:
         return self.topics[name]
 
     def partition(self, place: Place) -> Partition | None:
-        """Return a partition, None if there is none."""
         topic = self.topics.get(place[0])
         return topic.partitions[place[1]] if topic is not None and place[1] < len(topic.partitions) else None
 
@@ -146,7 +144,6 @@ class Cluster:
         return partition
 
     def places(self, names: Iterable[str]) -> list[Place]:
-        """Return the partitions of the topics that exist."""
         return [
             (name, number)
             for name in sorted(names)

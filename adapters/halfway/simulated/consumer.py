@@ -22,7 +22,7 @@ from confluent_kafka import (
 
 from halfway.simulated.client import Client, Host, failure
 from halfway.simulated.cluster import SESSION_TIMEOUTS_MS
-from halfway.simulated.groups import Group, Member, Step
+from halfway.simulated.coordinators import Group, Member, Step
 from halfway.simulated.log import APPEND_TIME, CREATE_TIME, Partition, Place, Record, RefusedError
 
 OnRebalance = Callable[[Any, list[TopicPartition]], None]
@@ -63,23 +63,19 @@ class SimulatedConsumer(Client):
     # --- partitions
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Fetch these partitions only."""
         with self._schedule:
             self._drop(list(self._fetches))
             self._take(partitions)
 
     def incremental_assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Fetch these partitions too."""
         with self._schedule:
             self._take(partitions)
 
     def incremental_unassign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Fetch these partitions no more."""
         with self._schedule:
             self._drop([(one.topic, one.partition) for one in partitions])
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        """Fetch nothing of these partitions."""
         with self._schedule:
             for one in partitions:
                 self._fetches[one.topic, one.partition].is_paused = True
@@ -215,7 +211,6 @@ class SimulatedConsumer(Client):
         on_revoke: OnRebalance | None = None,
         on_lost: OnRebalance | None = None,
     ) -> None:
-        """Join the group."""
         with self._schedule:
             self._topics = tuple(topics)
             self._callbacks = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost or on_revoke}

@@ -34,8 +34,6 @@ class Clock(Protocol):
 
 
 class MachineClock:
-    """The time of this machine."""
-
     def monotonic(self) -> float:
         return time.monotonic()
 
@@ -50,7 +48,6 @@ class Schedule:
     """What happens later, and who waits. Whoever uses the cluster does so in a `with` block of it."""
 
     def __init__(self, clock: Clock, random: Random) -> None:
-        """Start with nothing due."""
         self.clock = clock
         self.random = random
         self.lock: Final = threading.RLock()
@@ -84,7 +81,6 @@ class Schedule:
                 condition.notify_all()
 
     def run_due(self) -> None:
-        """Call what is due."""
         while self._due and self._due[0][0] <= self.clock.monotonic():
             heapq.heappop(self._due)[2]()
 

@@ -55,12 +55,10 @@ class CheckEcho:
         self.url = f"http://{HOST}:{self._server.server_port}/check"
 
     def __enter__(self) -> Self:
-        """Start to answer."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the port."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -227,6 +225,5 @@ def _announce(options: DevOptions, settings: Settings, ready: Ready, bootstrap: 
 
 
 def _console_url(settings: Settings, ready: Ready) -> str | None:
-    """Return the URL of the console, None if it is off."""
     host = {"api": ready.url, "health": ready.health_url, "off": None}[settings.console]
     return None if host is None else f"{host}/console/"

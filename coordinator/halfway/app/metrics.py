@@ -62,7 +62,6 @@ class Tally(Collector):
         self._counts: dict[tuple[str, ...], int] = {}
 
     def count(self, labels: tuple[str, ...], times: int) -> None:
-        """Add `times` to the count of these label values."""
         self._counts[labels] = self._counts.get(labels, 0) + times
 
     def totals(self, first: str | None, by: int) -> Counts[str]:
@@ -128,7 +127,6 @@ class Distribution(Collector):
             del self._counts[labels], self._sums[labels]
 
     def collect(self) -> Iterator[Metric]:
-        """Return the cumulative buckets."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for labels, counts in self._counts.items():
             traces = (self._exemplars.get((*labels, name)) for name in self._names)
@@ -226,7 +224,6 @@ class Metrics:
     """The observer. A figure that exists elsewhere is not counted again: it is read at each scrape."""
 
     def __init__(self) -> None:
-        """Create all metrics in a new registry."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series, and nobody uses them
         self.registry = CollectorRegistry()
         registry = self.registry
@@ -316,7 +313,6 @@ class Metrics:
         self._end_s.observe(seconds, outcome, result, count=sum(groups.values()))
 
     def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
-        """Observe the time from prepare to outcome."""
         for group, count in groups.items():
             self._outcome_s.observe(seconds, self._groups.label(group), outcome, count=count)
 
@@ -325,20 +321,17 @@ class Metrics:
         self._check_s.observe(seconds, verdict, count=1)
 
     def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
-        """Observe one Kafka transaction of the lane."""
         self._lane_ends.observe(ends)
         self._lane_bytes.observe(payload_bytes)
         self._lane_s.observe(seconds, count=1)
 
     def lane_failed(self, reason: str) -> None:
-        """Count the end of an incarnation."""
         self._lane_failures.labels(reason).inc()
 
     def skipped_record(self, topic: str, reason: str) -> None:
         self._skipped.labels(topic, reason).inc()
 
     def forwarded(self, call: str, result: str, seconds: float) -> None:
-        """Count a call to another instance."""
         self._forwarded.count((call, result), 1)
         self._forwarded_s.observe(seconds, call, count=1)
 
@@ -346,15 +339,12 @@ class Metrics:
         self._refused.labels(reason).inc()
 
     def shard_moved(self, seconds: float) -> None:
-        """Observe how long a shard was unserved."""
         self._moved_s.observe(seconds)
 
     def audited(self, result: str) -> None:
-        """Count an event of the audit trail."""
         self._audited.labels(result).inc()
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
-        """Count outcomes that were forgotten early."""
         self._shortened.labels(str(shard)).inc(outcomes)
 
     def totals(self, group: str | None) -> Totals:

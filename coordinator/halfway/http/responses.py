@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPMethod, HTTPStatus
@@ -48,7 +48,6 @@ class BodyTooLargeError(HalfwayError):
     code = "body_too_large"
 
     def __init__(self, limit: int) -> None:
-        """Say the limit in bytes, and how to raise it."""
         super().__init__(
             f"the body is larger than the limit of {limit} bytes: send less, or raise HALFWAY_MAX_PREPARE_BYTES",
             limit=limit,
@@ -85,7 +84,6 @@ class MethodNotAllowedError(HalfwayError):
     code = "method_not_allowed"
 
     def __init__(self, method: str, allowed: Sequence[str]) -> None:
-        """Say what the path takes."""
         self.allowed = ", ".join(allowed)
         super().__init__(f"the path does not take {method[:20]}: {self.allowed}", allowed=list(allowed))
 
@@ -297,6 +295,13 @@ def refusal(error: HalfwayError, *, instance: str | None = None) -> Answer:
     return Answer(status=document["status"], body=encoded(document), headers=headers, error_code=error.code)
 
 
+def problem_response(error: HalfwayError, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return a refusal as aiohttp's own response, for what is not a call of the API."""
+    answer = refusal(error)
+    fields = {**(headers or {}), **dict(answer.headers), "Content-Type": CONTENT_TYPE}
+    return web.Response(status=answer.status, body=answer.body, headers=fields)
+
+
 class WholeResponse(web.StreamResponse):
     """Writes head and body at once; `web.Response` takes several times as long to build the same head.
 
@@ -334,7 +339,6 @@ class WholeResponse(web.StreamResponse):
         return self._payload_writer
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Send it, once."""
         writer, whole = self._payload_writer, self._whole
         if self._eof_sent or writer is None or whole is None:
             return

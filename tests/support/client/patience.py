@@ -11,4 +11,4 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let checks be answered `unknown` only by decision, and not because a thread was slow to start."""
     for answer in (answers.answer_check, answers.answer_check_sync, endpoints.answer_request):
         monkeypatch.setattr(answer, "__kwdefaults__", {**(answer.__kwdefaults__ or {}), "within_s": GENEROUS_S})
-    monkeypatch.setattr("halfway.client.django.producer.ANSWER_WITHIN_S", GENEROUS_S)
+    monkeypatch.setattr("halfway.client.django.ANSWER_WITHIN_S", GENEROUS_S)

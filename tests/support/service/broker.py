@@ -46,7 +46,7 @@ from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.protocol.records import Half
 from halfway.protocol.transactions import State
 from halfway.simulated import SimulatedHost, SimulatedKafka
-from halfway.simulated.groups import Group
+from halfway.simulated.coordinators import Group
 from halfway.simulated.log import Batch, NewRecord, Place
 from halfway.simulated.log import Record as Stored
 from halfway.simulated.producer import SimulatedProducer

@@ -39,7 +39,7 @@ from halfway.client import (
     WsgiChecks,
 )
 from halfway.client.barrier import Barrier, BarrierMaintenance, Store, sqlite_transactions
-from halfway.client.calls.repeats import ATTEMPT_S
+from halfway.client.calls.call import ATTEMPT_S
 from tests.support.client.serving import serving
 from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
 
-from halfway.client.calls.call import Kind
-from halfway.client.calls.repeats import ATTEMPT_S, send_until_final
+from halfway.client.calls.call import ATTEMPT_S, Kind, send_until_final
 from halfway.client.calls.shared import SharedCalls
 from halfway.client.calls.transport import Key, Reply, Transport
 from halfway.client.checks.answers import CheckVerifier

@@ -66,7 +66,6 @@ class Key:
         return "Key(**********)"
 
     def headers(self) -> dict[str, str]:
-        """Return the header that carries the key."""
         return {"Authorization": f"Bearer {self._text}"}
 
 
@@ -152,7 +151,6 @@ class Transport:
         self._upgrades = self._session(0, trace_configs=[_of_upgrades(self.clock)])
 
     async def close(self) -> None:
-        """Close all connections."""
         pools, self._pool = [*self._retired, *([] if self._pool is None else [self._pool])], None
         upgrades, self._upgrades = self._upgrades, None
         for session in (*(pool.session for pool in pools), *([] if upgrades is None else [upgrades])):

@@ -107,8 +107,6 @@ _read_headers: Final = methodcaller("headers")
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One record of a topic."""
-
     topic: str
     partition: int
     offset: int

@@ -65,7 +65,6 @@ class _Block(ABC):
 
     @property
     def id(self) -> str:
-        """The transaction's id."""
         return self._transaction.id
 
     async def _enter(self) -> Any:
@@ -180,13 +179,11 @@ class Block(_Block):
     """The block for `async with`. Get it from `Halfway.transaction`."""
 
     async def __aenter__(self) -> Any:
-        """Prepare, and return the connection of the local transaction."""
         return await self._enter()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commit, or roll back after an exception, which propagates."""
         await self._leave(error)
 
     async def _start(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import Any, Final, TypedDict, Unpack, overload
 
-from halfway.client.barrier.maintenance import BarrierMaintenance
+from halfway.client.barrier.maintenance import BarrierMaintenance, StoredSender
 from halfway.client.calls.group import GroupCalls
 from halfway.client.checks.answers import Check, Decide, decide_within
 from halfway.client.errors import (
@@ -23,7 +23,6 @@ from halfway.client.errors import (
 from halfway.client.ids import require_id
 from halfway.client.messages import Message, Outcome, require_messages
 from halfway.client.producer.block import Begin, Block
-from halfway.client.producer.sender import StoredSender
 from halfway.client.producer.transaction import NoBarrierError, Transaction, WhenAway, demand_no_block
 from halfway.client.threads import call_async
 

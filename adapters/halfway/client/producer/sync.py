@@ -199,7 +199,6 @@ class SyncTransaction:
 
     @property
     def id(self) -> str:
-        """The transaction's id."""
         return self._transaction.id
 
     def __enter__(self) -> Self:
@@ -220,19 +219,15 @@ class SyncTransaction:
             self._thread.run(lambda: self._transaction.finish(error))
 
     def end(self, outcome: Outcome, remark: str | None = None) -> None:
-        """Report the outcome of the local transaction."""
         self._thread.run(lambda: self._transaction.end(outcome, remark))
 
     def commit(self, remark: str | None = None) -> None:
-        """Report that the local transaction has committed."""
         self.end("commit", remark)
 
     def rollback(self, remark: str | None = None) -> None:
-        """Report that the local transaction was rolled back and never commits."""
         self.end("rollback", remark)
 
     def unknown(self, remark: str | None = None) -> None:
-        """Leave the outcome to check-back."""
         self.end("unknown", remark)
 
 

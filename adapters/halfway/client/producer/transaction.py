@@ -279,11 +279,9 @@ class LocalStore:
     connection: Any
 
     def waits(self) -> bool:
-        """Return whether earlier messages wait."""
         return carry_out(self.table.waits(self.group), self.connection)
 
     def add(self, id: str, messages: Sequence[Message]) -> None:
-        """Store messages."""
         carry_out(self.table.add(id, self.group, messages), self.connection)
 
 
@@ -301,8 +299,6 @@ def store_when_away(
 
 
 class SendingClient(Protocol):
-    """The client calls that `Sending` needs."""
-
     def new_id(self) -> str:
         """Return an id that is born now."""
 

@@ -1,34 +1,36 @@
 """`halfway keys`, `halfway topics` and `halfway audit-log`.
 
 Keys are created, listed, rotated and revoked over REST; the internal topics are listed, verified, created and read in
-Kafka.
+Kafka, with the settings of `serve`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from halfway.app.cli.remote import HEALTH_DOUBT, Remote, objects_of, path_of
-from halfway.app.cli.transactions import json_option, show_answer, show_rows, token_option, url_option
-from halfway.app.terminal import FiniteRange, complain, json_line, printable, say, say_rows
+from halfway.app.cli.transactions import answering, given, json_option, show_rows, with_remote
+from halfway.app.settings import Settings, load
+from halfway.app.terminal import FiniteRange, complain, fail, json_line, printable, say, say_rows
 from halfway.kafka.log.registries import read_events
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.kafka.topics.required_config import plans
-from halfway.protocol.errors import HalfwayError
+from halfway.protocol.errors import ConfigurationError, HalfwayError
 from halfway.protocol.keys import RANDOM_BYTES, key_text
 from halfway.protocol.principal import PrincipalKind
 
 if TYPE_CHECKING:
-    from halfway.app.settings import Settings
     from halfway.protocol.records import AuditEvent
 
 
@@ -48,39 +50,26 @@ def keys() -> None:
 @click.argument("name")
 @click.option("--certificate", help="Bind a client certificate instead: subject:…, DNS:…, URI:… or email:…")
 @expires_option
-@url_option
-@token_option
-@json_option
-def create(
-    kind: str,
-    name: str,
-    certificate: str | None,
-    expires_in: float | None,
-    url: str,
-    token: str | None,
-    *,
-    as_json: bool,
-) -> None:
+@answering
+def create(kind: str, name: str, certificate: str | None, expires_in: float | None, remote: Remote) -> dict[str, Any]:
     """Create a key for a group, operator or reader of that name. The key is shown only once."""
     body: dict[str, Any] = {"kind": kind, "name": name}
     if expires_in is not None:
         body["expires_in_s"] = expires_in
     if certificate is not None:
         body["certificate"] = certificate
-    show_answer(Remote(url, token).ask("POST", path_of("keys"), body=body), as_json=as_json)
+    return remote.ask("POST", path_of("keys"), body=body)
 
 
 @keys.command("list")
 @click.option("--name", help="Only keys of this group, operator or reader.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
 @click.option("--cursor")
-@url_option
-@token_option
+@with_remote
 @json_option
-def list_keys(url: str, token: str | None, *, as_json: bool, **filters: Any) -> None:
+def list_keys(remote: Remote, *, as_json: bool, **filters: Any) -> None:
     """List keys by their public ids, without their secrets."""
-    query = {name: str(value) for name, value in filters.items() if value is not None}
-    show_rows(Remote(url, token).ask("GET", path_of("keys"), query=query), "keys", _COLUMNS, as_json=as_json)
+    show_rows(remote.ask("GET", path_of("keys"), query=given(filters)), "keys", _COLUMNS, as_json=as_json)
 
 
 @keys.command()
@@ -94,22 +83,19 @@ def list_keys(url: str, token: str | None, *, as_json: bool, **filters: Any) -> 
     help="How long the old key stays valid.",
 )
 @expires_option
-@url_option
-@token_option
-@json_option
-def rotate(key_id: str, keep: float, expires_in: float | None, url: str, token: str | None, *, as_json: bool) -> None:
+@answering
+def rotate(key_id: str, keep: float, expires_in: float | None, remote: Remote) -> dict[str, Any]:
     """Create another key for the principal of a key, which then expires. The new key is shown only once."""
     body = {"keep_s": keep} | ({} if expires_in is None else {"expires_in_s": expires_in})
-    show_answer(Remote(url, token).ask("POST", path_of("keys", key_id, "rotate"), body=body), as_json=as_json)
+    return remote.ask("POST", path_of("keys", key_id, "rotate"), body=body)
 
 
 @keys.command()
 @click.argument("key_id")
-@url_option
-@token_option
-def revoke(key_id: str, url: str, token: str | None) -> None:
+@with_remote
+def revoke(key_id: str, remote: Remote) -> None:
     """Revoke a key: within a second, no instance accepts it any more."""
-    Remote(url, token).ask("DELETE", path_of("keys", key_id))
+    remote.ask("DELETE", path_of("keys", key_id))
     say(f"key {printable(key_id)} is revoked")
 
 
@@ -119,38 +105,65 @@ def generate() -> None:
     say(key_text(PrincipalKind.OPERATOR, os.urandom(RANDOM_BYTES)))
 
 
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A TOML file of settings. Environment variables (HALFWAY_…) override it.",
+)
+
+
+def load_settings(config: Path | None, over: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings; the command ends if one of them is wrong."""
+    try:
+        return load(file=config, over=over)
+    except ConfigurationError as error:
+        fail(error.detail)
+
+
 _BROKERS: Final = 3
 """The assumed size of a cluster that does not answer."""
 ANSWER_S: Final = 5.0
 
 
-def show_topics(settings: Settings) -> int:
-    """Print each internal topic with its required partitions, replication and settings.
+@click.group()
+def topics() -> None:
+    """List, verify and create the internal topics."""
 
-    Without HALFWAY_REPLICATION_FACTOR the replication depends on the number of brokers, so Kafka is asked.
-    """
 
-    async def print_plans(topics: InternalTopics) -> int:
-        config = settings.kafka_config("")
+@topics.command("list")
+@config_option
+def list_topics(config: Path | None) -> None:
+    """Show the internal topics and their required settings."""
+    settings = load_settings(config)
+
+    async def show(topics: InternalTopics) -> int:
+        wanted = settings.kafka_config("")
+        planned = None
         try:
-            planned = await topics.plans(timeout_s=ANSWER_S) if config.replication_factor is None else None
+            if wanted.replication_factor is None:  # then it depends on the number of brokers
+                planned = await topics.plans(timeout_s=ANSWER_S)
         except HalfwayError as error:
             complain(f"{error.detail}: this shows what a cluster of {_BROKERS} brokers needs")
-            planned = None
         rows = [
             (plan.name, str(plan.partitions), str(plan.replication), _settings(plan.settings))
-            for plan in planned or plans(config, _BROKERS)
+            for plan in planned or plans(wanted, _BROKERS)
         ]
         say_rows(("topic", "partitions", "replication", "settings"), rows)
         return 0
 
-    return with_topics(settings, print_plans)
+    sys.exit(with_topics(settings, show))
 
 
-def compare(settings: Settings) -> int:
-    """Print unsafe and missing topics; return exit status 1 if there are any."""
+def _settings(needed: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(needed.items()))
 
-    async def print_problems(topics: InternalTopics) -> int:
+
+@topics.command()
+@config_option
+def verify(config: Path | None) -> None:
+    """Compare the internal topics with their required settings, and change nothing."""
+
+    async def compare(topics: InternalTopics) -> int:
         problems = await topics.watch()
         for problem in problems:
             say(printable(str(problem)))
@@ -158,38 +171,44 @@ def compare(settings: Settings) -> int:
             say("every internal topic has the required settings")
         return 1 if problems else 0
 
-    return with_topics(settings, print_problems)
+    sys.exit(with_topics(load_settings(config), compare))
 
 
-def prepare(settings: Settings) -> int:
-    """Create missing topics, and verify the others."""
+@topics.command("create")
+@config_option
+def create_topics(config: Path | None) -> None:
+    """Create missing internal topics, and verify the others."""
 
     async def ensure(topics: InternalTopics) -> int:
         await topics.ensure()
         say("every internal topic exists and has the required settings")
         return 0
 
-    return with_topics(settings, ensure)
+    sys.exit(with_topics(load_settings(config), ensure))
 
 
-def not_acquired(health_url: str) -> int:
-    """Print the shards that an instance cannot acquire; return exit status 1 if there are any."""
+@topics.command()
+@click.option(
+    "--health-url",
+    envvar="HALFWAY_HEALTH_URL",
+    default="http://127.0.0.1:8081",
+    show_default=True,
+    help="The URL of an instance's health port.",
+)
+def shards(health_url: str) -> None:
+    """Show the shards that an instance cannot acquire, with the time, the error and the remedy."""
     remote = Remote(health_url, None, HEALTH_DOUBT)
     answer = remote.ask("GET", "/health/ready", expected=HTTPStatus.SERVICE_UNAVAILABLE)
-    shards = objects_of(answer, "not_acquired", HEALTH_DOUBT)
     columns = ("shard", "since", "tries", "error", "remedy")
-    if shards:
-        say_rows(columns, [[shard.get(column) for column in columns] for shard in shards])
-    else:
-        say(f"the instance at {remote.shown} can acquire all its shards")
-    return 1 if shards else 0
-
-
-def _settings(needed: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in sorted(needed.items()))
+    if found := objects_of(answer, "not_acquired", HEALTH_DOUBT):
+        say_rows(columns, [[shard.get(column) for column in columns] for shard in found])
+        sys.exit(1)
+    say(f"the instance at {remote.shown} can acquire all its shards")
 
 
 def with_topics(settings: Settings, work: Callable[[InternalTopics], Awaitable[int]]) -> int:
+    """Return the exit status of what is done with the internal topics."""
+
     async def run() -> int:
         topics = InternalTopics(settings.kafka_config(""))
         try:
@@ -207,12 +226,18 @@ def with_topics(settings: Settings, work: Callable[[InternalTopics], Awaitable[i
 COLUMNS: Final = ("at", "actor", "key", "action", "subject", "group", "result", "detail", "remark")
 
 
-def show_audit_log(settings: Settings, *, since_s: float, group: str | None, actor: str | None, as_json: bool) -> int:
-    """Print the events of the last `since_s` seconds, of one group or actor if given; return the exit status."""
+@click.command("audit-log")
+@config_option
+@click.option("--since-s", type=FiniteRange(0), default=_DAY_S, show_default=True, help="How far to look back.")
+@click.option("--group", help="Only events of this group.")
+@click.option("--actor", help="Only events of the operator, reader or group with this name.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+def audit_log(config: Path | None, *, since_s: float, group: str | None, actor: str | None, as_json: bool) -> None:
+    """Show who changed what, from the audit trail in Kafka, oldest first."""
     since_ms = max(0, round((time.time() - since_s) * 1000))
     rows: list[tuple[object, ...]] = []
     try:
-        for event in read_events(settings.kafka_config(""), since_ms=since_ms):
+        for event in read_events(load_settings(config).kafka_config(""), since_ms=since_ms):
             if (group is not None and event.group != group) or (actor is not None and event.actor != actor):
                 continue
             if as_json:
@@ -220,11 +245,9 @@ def show_audit_log(settings: Settings, *, since_s: float, group: str | None, act
             else:
                 rows.append(_row(event))
     except HalfwayError as error:
-        complain(error.detail)
-        return 1
+        fail(error.detail)
     if not as_json:
         say_rows(COLUMNS, rows)
-    return 0
 
 
 def _row(event: AuditEvent) -> tuple[object, ...]:

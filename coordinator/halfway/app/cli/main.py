@@ -14,10 +14,10 @@ from typing import Any, Final
 import click
 
 from halfway.app import settings as configuration
-from halfway.app.cli.administration import keys
-from halfway.app.cli.top import top
-from halfway.app.cli.transactions import groups, token_option, transactions, url_option
-from halfway.app.terminal import FiniteRange, fail, say
+from halfway.app.cli.administration import audit_log, config_option, keys, load_settings, topics
+from halfway.app.cli.remote import Remote
+from halfway.app.cli.transactions import groups, token_option, top, transactions, url_option, with_remote
+from halfway.app.terminal import say
 from halfway.protocol.errors import ConfigurationError
 
 _MAX_PARTITIONS: Final = 1000
@@ -35,12 +35,8 @@ halfway.add_command(transactions)
 halfway.add_command(groups)
 halfway.add_command(keys)
 halfway.add_command(top)
-
-config_option = click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A TOML file of settings. Environment variables (HALFWAY_…) override it.",
-)
+halfway.add_command(topics)
+halfway.add_command(audit_log)
 
 
 @halfway.command()
@@ -101,7 +97,11 @@ def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...
 
     over = {"host": "127.0.0.1", "health_host": "127.0.0.1", "port": port, "health_port": health_port}
     dev_options = DevOptions(topics=_topics(topics), **options)
-    sys.exit(run_dev(dev_options, lambda bootstrap: _load(config, over | {"kafka": {"bootstrap.servers": bootstrap}})))
+    sys.exit(
+        run_dev(
+            dev_options, lambda bootstrap: load_settings(config, over | {"kafka": {"bootstrap.servers": bootstrap}})
+        )
+    )
 
 
 @halfway.command()
@@ -134,7 +134,6 @@ def apply(
     groups and keys, unless --prune is given.
     """
     from halfway.app.cli import apply as declarations
-    from halfway.app.cli.remote import Remote
 
     if keys_dir is not None and show_keys:
         raise click.UsageError("give either --keys-dir or --show-keys")
@@ -144,32 +143,12 @@ def apply(
 
 
 @halfway.command()
-@url_option
-@token_option
-def export(url: str, token: str | None) -> None:
+@with_remote
+def export(remote: Remote) -> None:
     """Print the groups and keys of a deployment as a file for `halfway apply`. It holds no key."""
     from halfway.app.cli.apply import read_deployment, to_toml
-    from halfway.app.cli.remote import Remote
 
-    say(to_toml(read_deployment(Remote(url, token))))
-
-
-@halfway.group()
-def topics() -> None:
-    """List, verify and create the internal topics."""
-
-
-@halfway.command("audit-log")
-@config_option
-@click.option("--since-s", type=FiniteRange(0), default=86_400.0, show_default=True, help="How far to look back.")
-@click.option("--group", help="Only events of this group.")
-@click.option("--actor", help="Only events of the operator, reader or group with this name.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def audit_log(config: Path | None, since_s: float, group: str | None, actor: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Show who changed what, from the audit trail in Kafka, oldest first."""
-    from halfway.app.cli.administration import show_audit_log as show
-
-    sys.exit(show(_load(config), since_s=since_s, group=group, actor=actor, as_json=as_json))
+    say(to_toml(read_deployment(remote)))
 
 
 @halfway.command()
@@ -180,56 +159,7 @@ def doctor(config: Path | None, topics: tuple[str, ...], as_json: bool) -> None:
     """Look at Kafka and the settings as a start does, show all that is wrong with its remedy, and change nothing."""
     from halfway.app.cli.doctor import examine
 
-    sys.exit(examine(_load(config), topics, as_json=as_json))
-
-
-@topics.command("list")
-@config_option
-def list_topics(config: Path | None) -> None:
-    """Show the internal topics and their required settings."""
-    from halfway.app.cli.administration import show_topics as show
-
-    sys.exit(show(_load(config)))
-
-
-@topics.command()
-@config_option
-def verify(config: Path | None) -> None:
-    """Compare the internal topics with their required settings, and change nothing."""
-    from halfway.app.cli.administration import compare
-
-    sys.exit(compare(_load(config)))
-
-
-@topics.command()
-@config_option
-def create(config: Path | None) -> None:
-    """Create missing internal topics, and verify the others."""
-    from halfway.app.cli.administration import prepare
-
-    sys.exit(prepare(_load(config)))
-
-
-@topics.command()
-@click.option(
-    "--health-url",
-    envvar="HALFWAY_HEALTH_URL",
-    default="http://127.0.0.1:8081",
-    show_default=True,
-    help="The URL of an instance's health port.",
-)
-def shards(health_url: str) -> None:
-    """Show the shards that an instance cannot acquire, with the time, the error and the remedy."""
-    from halfway.app.cli.administration import not_acquired
-
-    sys.exit(not_acquired(health_url))
-
-
-def _load(config: Path | None, over: dict[str, Any] | None = None) -> configuration.Settings:
-    try:
-        return configuration.load(file=config, over=over)
-    except ConfigurationError as error:
-        fail(error.detail)
+    sys.exit(examine(load_settings(config), topics, as_json=as_json))
 
 
 def _topics(texts: tuple[str, ...]) -> dict[str, int]:

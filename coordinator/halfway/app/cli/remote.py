@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, TypedDict, Unpack
 from urllib.parse import quote
 
 import aiohttp
@@ -21,6 +22,12 @@ _UNAUTHENTICATED: Final = 401
 _LATER: Final = frozenset({429, 502, 503, 504})
 _DOUBT: Final = "is --url (HALFWAY_URL) the URL of a coordinator?"
 HEALTH_DOUBT: Final = "is --health-url (HALFWAY_HEALTH_URL) the URL of an instance's health port?"
+
+
+class _Request(TypedDict, total=False):
+    body: object
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
 
 
 class _NotHalfwayError(Exception):
@@ -50,47 +57,30 @@ class Remote:
         """The URL without its secrets."""
         return self._shown
 
-    def ask_patiently(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: object = None,
-        query: dict[str, str] | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> dict[str, Any] | None:
+    def ask_patiently(self, method: str, path: str, **request: Unpack[_Request]) -> dict[str, Any] | None:
         """Return the answer as `ask` does, or None if no answer came or the answer is to try again later."""
         try:
-            status, answer = asyncio.run(self._ask(method, path, body, query or {}, headers or {}))
+            status, answer = asyncio.run(self._ask(method, path, **request))
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
         except _NotHalfwayError as error:
             if error.status in _LATER:  # of a proxy, whose coordinator is away
                 return None
             fail(f"{self._shown} {error}: {self._doubt}")
-        if status in _LATER:
-            return None
-        if status >= _ERROR:
-            fail(f"{status}: {self._explained(status, answer)}")
-        return answer
+        return None if status in _LATER else self._success(status, answer)
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: object = None,
-        query: dict[str, str] | None = None,
-        headers: dict[str, str] | None = None,
-        expected: int | None = None,
+        self, method: str, path: str, *, expected: int | None = None, **request: Unpack[_Request]
     ) -> dict[str, Any]:
-        """Return the answer, a JSON object. An error or a missing answer ends the command with a message and status 1.
+        """Return the answer to a request with `body`, `query` and `headers`, a JSON object.
 
-        An answer with the error status `expected` is returned like a success.
+        An error or a missing answer ends the command with a message and status 1. An answer with the error status
+        `expected` is returned like a success.
         """
         try:
-            json.dumps([body, query], ensure_ascii=False).encode()  # yarl would drop text that is not UTF-8
-            status, answer = asyncio.run(self._ask(method, path, body, query or {}, headers or {}))
+            # yarl would drop text that is not UTF-8
+            json.dumps([request.get("body"), request.get("query")], ensure_ascii=False).encode()
+            status, answer = asyncio.run(self._ask(method, path, **request))
         except _NotHalfwayError as error:
             fail(f"{self._shown} {error}: {self._doubt}")
         except UnicodeEncodeError:
@@ -103,9 +93,7 @@ class Remote:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
             reason = printable(str(cause)) or type(error).__name__
             fail(f"{self._shown} did not answer ({reason}): is `halfway serve` running there?")
-        if status >= _ERROR and status != expected:
-            fail(f"{status}: {self._explained(status, answer)}")
-        return answer
+        return answer if status == expected else self._success(status, answer)
 
     def every(self, path: str, name: str) -> list[dict[str, Any]]:
         """Return the objects of a list on all its pages; errors as for `ask`."""
@@ -117,6 +105,9 @@ class Remote:
             if not (cursor := page.get("next")):
                 return rows
             query = {"cursor": str(cursor)}
+
+    def _success(self, status: int, answer: dict[str, Any]) -> dict[str, Any]:
+        return answer if status < _ERROR else fail(f"{status}: {self._explained(status, answer)}")
 
     def _explained(self, status: int, problem: dict[str, Any]) -> str:
         """Return the text of a problem document, with the wrong fields of the request, or with what to set."""
@@ -133,14 +124,14 @@ class Remote:
             lines.append(f"{self._shown} answered: {self._doubt}")
         return "\n".join(map(printable, lines))
 
-    async def _ask(
-        self, method: str, path: str, body: object, query: dict[str, str], headers: dict[str, str]
-    ) -> tuple[int, dict[str, Any]]:
-        url = URL(str(self._base).rstrip("/") + path, encoded=True).extend_query(query)
+    async def _ask(self, method: str, path: str, **request: Unpack[_Request]) -> tuple[int, dict[str, Any]]:
+        url = URL(str(self._base).rstrip("/") + path, encoded=True).extend_query(request.get("query") or {})
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
-            session.request(method, url, json=body, headers=headers, allow_redirects=False) as response,
+            session.request(
+                method, url, json=request.get("body"), headers=request.get("headers"), allow_redirects=False
+            ) as response,
         ):
             if _REDIRECT <= response.status < _ERROR:
                 target = printable(response.headers.get("Location", "nowhere"))[:_SHOWN]

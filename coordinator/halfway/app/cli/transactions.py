@@ -1,15 +1,21 @@
-"""`halfway transactions` and `halfway groups`: commands for operators, over REST."""
+"""`halfway transactions`, `halfway groups` and `halfway top`: commands for operators, over REST."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from halfway.app.cli.bulk import MAX_RATE, MIN_RATE, RATE, STATES, BulkAction
 from halfway.app.cli.bulk import run as run_bulk
@@ -48,16 +54,35 @@ token_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
 
-def show_answer(answer: dict[str, Any], *, as_json: bool) -> None:
-    """Print an answer, field by field."""
-    if as_json:
-        say(json_line(answer))
-    else:
-        say_fields(answer)
+def with_remote(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the coordinator that its options name, as `remote`."""
+
+    @url_option
+    @token_option
+    @functools.wraps(command)
+    def call(*args: Any, url: str, token: str | None, **options: Any) -> Any:
+        return command(*args, remote=Remote(url, token), **options)
+
+    return call
+
+
+def answering(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+    """Print the answer of `remote` that a command returns: field by field, or as JSON."""
+
+    @with_remote
+    @json_option
+    @functools.wraps(command)
+    def call(*args: Any, as_json: bool, **options: Any) -> None:
+        answer = command(*args, **options)
+        if as_json:
+            say(json_line(answer))
+        else:
+            say_fields(answer)
+
+    return call
 
 
 def show_rows(answer: dict[str, Any], name: str, columns: tuple[str, ...], *, as_json: bool) -> None:
-    """Print one page of a list, one line per row."""
     if as_json:
         say(json_line(answer))
         return
@@ -87,13 +112,12 @@ _FILTERS: Final = (
 
 
 def filter_options(command: F) -> F:
-    """Give a command the filters of transactions."""
     for option in reversed(_FILTERS):
         command = option(command)
     return command
 
 
-def _given(filters: dict[str, Any]) -> dict[str, str]:
+def given(filters: dict[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in filters.items() if value is not None}
 
 
@@ -108,15 +132,14 @@ def transactions() -> None:
 @filter_options
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @click.option("--cursor")
-@url_option
-@token_option
+@with_remote
 @json_option
-def list_transactions(url: str, token: str | None, *, as_json: bool, **filters: Any) -> None:
+def list_transactions(remote: Remote, *, as_json: bool, **filters: Any) -> None:
     """List pending, parked and recently ended transactions, oldest first.
 
     The last column is the reason for parking, if a row has one.
     """
-    answer = Remote(url, token).ask("GET", path_of("transactions"), query=_given(filters))
+    answer = remote.ask("GET", path_of("transactions"), query=given(filters))
     columns: tuple[str, ...] = ("id", "state", "group", "prepared_at", "checks", "next_check_at", "cause", "topics")
     if any(row.get("reason") for row in objects_of(answer, "transactions")):
         columns += ("reason",)
@@ -125,52 +148,46 @@ def list_transactions(url: str, token: str | None, *, as_json: bool, **filters: 
 
 @transactions.command()
 @click.argument("transaction_id")
-@url_option
-@token_option
-@json_option
-def show(transaction_id: str, url: str, token: str | None, *, as_json: bool) -> None:
+@answering
+def show(transaction_id: str, remote: Remote) -> dict[str, Any]:
     """Show one transaction, with its messages while it is prepared or parked."""
-    show_answer(Remote(url, token).ask("GET", path_of("transactions", transaction_id)), as_json=as_json)
+    return remote.ask("GET", path_of("transactions", transaction_id))
 
 
 @transactions.command()
 @click.argument("transaction_id")
 @click.argument("outcome", type=click.Choice(["commit", "rollback"]))
 @click.option("--remark", help="The reason; stored in the op marker.")
-@url_option
-@token_option
-@json_option
-def end(transaction_id: str, outcome: str, remark: str | None, url: str, token: str | None, *, as_json: bool) -> None:
+@answering
+def end(transaction_id: str, outcome: str, remark: str | None, remote: Remote) -> dict[str, Any]:
     """Commit a transaction or roll it back, as an operator."""
     body = {"outcome": outcome} | ({"remark": remark} if remark else {})
-    path = path_of("transactions", transaction_id, "end")
-    show_answer(Remote(url, token).ask("POST", path, body=body, headers={"Halfway-Cause": "operator"}), as_json=as_json)
+    return remote.ask(
+        "POST", path_of("transactions", transaction_id, "end"), body=body, headers={"Halfway-Cause": "operator"}
+    )
 
 
 @transactions.command()
 @click.argument("transaction_id")
 @click.option("--remark", help="The reason; for the audit trail.")
-@url_option
-@token_option
-@json_option
-def check(transaction_id: str, remark: str | None, url: str, token: str | None, *, as_json: bool) -> None:
+@answering
+def check(transaction_id: str, remark: str | None, remote: Remote) -> dict[str, Any]:
     """Ask the producer group about a prepared transaction now."""
-    path = path_of("transactions", transaction_id, "check")
-    answer = Remote(url, token).ask("POST", path, body={"remark": remark} if remark else None)
-    show_answer(answer, as_json=as_json)
+    return _act(remote, transaction_id, "check", remark)
 
 
 @transactions.command()
 @click.argument("transaction_id")
 @click.option("--remark", help="The reason; for the audit trail, and stored in the op marker.")
-@url_option
-@token_option
-@json_option
-def resume(transaction_id: str, remark: str | None, url: str, token: str | None, *, as_json: bool) -> None:
+@answering
+def resume(transaction_id: str, remark: str | None, remote: Remote) -> dict[str, Any]:
     """Return a parked transaction to prepared."""
-    path = path_of("transactions", transaction_id, "resume")
-    answer = Remote(url, token).ask("POST", path, body={"remark": remark} if remark else None)
-    show_answer(answer, as_json=as_json)
+    return _act(remote, transaction_id, "resume", remark)
+
+
+def _act(remote: Remote, transaction_id: str, action: str, remark: str | None) -> dict[str, Any]:
+    path = path_of("transactions", transaction_id, action)
+    return remote.ask("POST", path, body={"remark": remark} if remark else None)
 
 
 @transactions.command()
@@ -181,11 +198,8 @@ def resume(transaction_id: str, remark: str | None, url: str, token: str | None,
 )
 @click.option("--reason", help="Stored as the remark of each transaction; needed except with --dry-run.")
 @click.option("--dry-run", is_flag=True, help="Only print how many match, and the oldest.")
-@url_option
-@token_option
-def bulk(
-    action: str, url: str, token: str | None, *, rate: float, reason: str | None, dry_run: bool, **filters: Any
-) -> None:
+@with_remote
+def bulk(action: str, remote: Remote, *, rate: float, reason: str | None, dry_run: bool, **filters: Any) -> None:
     """Check, resume, commit or roll back every transaction that matches, at a rate.
 
     Check is for prepared transactions, resume for parked ones, commit and rollback for both. Ctrl-C stops after the
@@ -193,7 +207,7 @@ def bulk(
     """
     if not reason and not dry_run:
         raise click.UsageError("--reason is missing: say why, for the record of each transaction")
-    work = BulkAction(Remote(url, token), action, _given(filters), reason or "", rate)
+    work = BulkAction(remote, action, given(filters), reason or "", rate)
     if dry_run:
         work.preview()
     else:
@@ -208,24 +222,20 @@ def groups() -> None:
 @groups.command("list")
 @click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
 @click.option("--cursor")
-@url_option
-@token_option
+@with_remote
 @json_option
-def list_groups(url: str, token: str | None, *, limit: int, cursor: str | None, as_json: bool) -> None:
+def list_groups(remote: Remote, *, as_json: bool, **filters: Any) -> None:
     """List groups by name."""
-    query = {"limit": str(limit)} | ({} if cursor is None else {"cursor": cursor})
-    answer = Remote(url, token).ask("GET", path_of("groups"), query=query)
+    answer = remote.ask("GET", path_of("groups"), query=given(filters))
     show_rows(answer, "groups", ("group", "check", "topics", "policy"), as_json=as_json)
 
 
 @groups.command("show")
 @click.argument("group")
-@url_option
-@token_option
-@json_option
-def show_group(group: str, url: str, token: str | None, *, as_json: bool) -> None:
+@answering
+def show_group(group: str, remote: Remote) -> dict[str, Any]:
     """Show one group with its policy in force."""
-    show_answer(Remote(url, token).ask("GET", path_of("groups", group)), as_json=as_json)
+    return remote.ask("GET", path_of("groups", group))
 
 
 @groups.command()
@@ -236,22 +246,18 @@ def show_group(group: str, url: str, token: str | None, *, as_json: bool) -> Non
 @click.option("--add", is_flag=True, help="What is not named stays as it is.")
 @click.option("--policy", help="The policy as JSON, such as '{\"max_checks\": 5}'.")
 @click.option("--limits", help="All its own limits as JSON: pending, prepares_per_s, bytes_in_flight.")
-@url_option
-@token_option
-@json_option
-def put(  # noqa: PLR0913 - one option each
+@answering
+def put(
     group: str,
+    remote: Remote,
+    *,
     urls: tuple[str, ...],
     topics: tuple[str, ...],
     policy: str | None,
     limits: str | None,
-    url: str,
-    token: str | None,
-    *,
     pull: bool,
     add: bool,
-    as_json: bool,
-) -> None:
+) -> dict[str, Any]:
     """Register a group, replace it, or add to it.
 
     Without --add, topics and parts of the policy that are not named are taken away; its limits stay.
@@ -268,34 +274,26 @@ def put(  # noqa: PLR0913 - one option each
             body |= {name: json.loads(text)} if text else {}
         except ValueError as error:
             raise click.BadParameter(f"{text!r} is not JSON: {error}", param_hint=f"--{name}") from None
-    show_answer(Remote(url, token).ask("PATCH" if add else "PUT", path_of("groups", group), body=body), as_json=as_json)
+    return remote.ask("PATCH" if add else "PUT", path_of("groups", group), body=body)
 
 
-def _groups_options(command: F) -> F:
-    for option in reversed(
-        (
-            click.argument("names", nargs=-1, metavar="[GROUP]..."),
-            click.option("--all", "every", is_flag=True, help="All groups that are registered now."),
-            url_option,
-            token_option,
-        )
-    ):
-        command = option(command)
-    return command
+def _groups_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    every = click.option("--all", "every", is_flag=True, help="All groups that are registered now.")
+    return click.argument("names", nargs=-1, metavar="[GROUP]...")(every(with_remote(command)))
 
 
 @groups.command()
 @_groups_options
-def refuse(names: tuple[str, ...], url: str, token: str | None, *, every: bool) -> None:
+def refuse(names: tuple[str, ...], remote: Remote, *, every: bool) -> None:
     """Refuse new transactions of groups, until `accept`, on every instance. Ends and checks go on."""
-    _switch(Remote(url, token), names, every=every, rejects=True)
+    _switch(remote, names, every=every, rejects=True)
 
 
 @groups.command()
 @_groups_options
-def accept(names: tuple[str, ...], url: str, token: str | None, *, every: bool) -> None:
+def accept(names: tuple[str, ...], remote: Remote, *, every: bool) -> None:
     """Accept new transactions of groups again."""
-    _switch(Remote(url, token), names, every=every, rejects=False)
+    _switch(remote, names, every=every, rejects=False)
 
 
 def _switch(remote: Remote, names: tuple[str, ...], *, every: bool, rejects: bool) -> None:
@@ -310,9 +308,64 @@ def _switch(remote: Remote, names: tuple[str, ...], *, every: bool, rejects: boo
 
 @groups.command()
 @click.argument("group")
-@url_option
-@token_option
-def delete(group: str, url: str, token: str | None) -> None:
+@with_remote
+def delete(group: str, remote: Remote) -> None:
     """Remove a group that has no pending and no parked transaction."""
-    Remote(url, token).ask("DELETE", path_of("groups", group))
+    remote.ask("DELETE", path_of("groups", group))
     say(f"group {printable(group)} is removed")
+
+
+# --- the statistics of all instances in the terminal
+
+_ROWS, _WIDTH, _PIPE_COLUMNS = 20, 100, 400
+_TABLES = {
+    "groups": ("group", "pending", "parked", "checks_in_flight", "checks_due", "breaker"),
+    "instances": ("url", "resolving", "last_failure", "warnings"),
+    "shards": ("shard", "instance", "pending", "parked", "oldest_pending_s"),
+    "topics": ("topic", "error_code", "refused", "detail"),
+    "quarantined": ("topic", "id", "state", "detail"),
+    "skipped": ("topic", "reason", "count"),
+    "away": ("shard", "instance", "detail"),
+}
+
+
+@click.command()
+@click.option("--interval", type=FiniteRange(0.5, 3600), default=2.0, show_default=True, metavar="SECONDS")
+@click.option("--once", is_flag=True, help="Print once. This is the default if the output is not a terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer once, as JSON.")
+@with_remote
+def top(remote: Remote, *, interval: float, once: bool, as_json: bool) -> None:
+    """Show counts, totals since the start, groups, shards and failures, again and again."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPE_COLUMNS  # do not cut lines that go to a pipe
+    statistics = remote.ask("GET", path_of("statistics"))
+    if as_json:
+        say(json_line(statistics))
+    elif once or not console.is_terminal:
+        console.print(screen(statistics))
+    else:
+        with Live(screen(statistics), console=console, screen=True, auto_refresh=False) as live:
+            while True:  # until Ctrl-C
+                time.sleep(interval)
+                live.update(screen(remote.ask_patiently("GET", path_of("statistics"))), refresh=True)
+
+
+def screen(statistics: dict[str, Any] | None) -> Group:
+    """Return the statistics for the terminal. Their text is escaped, so that the terminal does not interpret it."""
+    if statistics is None:
+        return Group(Text("no answer; trying again", style="bold red"))
+    figures = {**(statistics.get("totals") or {}), **(statistics.get("counted") or {})}
+    shown: list[Text | Table] = [Text("  ".join(f"{name} {_short(value)}" for name, value in figures.items()))]
+    parts = {**statistics, **(statistics.get("failures") or {})}
+    for name, columns in _TABLES.items():
+        if rows := objects_of(parts, name) if parts.get(name) else []:
+            table = Table(*columns, title=name, title_justify="left", box=None, pad_edge=False)
+            for row in rows[:_ROWS]:
+                table.add_row(*(Text(_short(row.get(column)), overflow="ellipsis", no_wrap=True) for column in columns))
+            shown.append(table)
+    return Group(*shown)
+
+
+def _short(value: object) -> str:
+    return "-" if value is None else printable(str(value)[:_WIDTH])

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from halfway.http.responses import CONTENT_TYPE, MethodNotAllowedError, UnknownPathError, refusal
+from halfway.http.responses import MethodNotAllowedError, UnknownPathError, problem_response
 
 ROOT: Final = "/console"
 ROOTS: Final = (ROOT, "/docs")
@@ -41,8 +41,6 @@ HEADERS: Final[Mapping[str, str]] = {
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
-    """A file, plain and compressed."""
-
     content_type: str
     plain: bytes
     compressed: bytes
@@ -53,22 +51,20 @@ class Console:
     """The handler of `/console/` and `/docs/`. It keeps all files in memory, compressed once."""
 
     def __init__(self) -> None:
-        """Read the files of the package."""
         self.files = {_address(path): _load(path, file) for path, file in _walk(files(__package__) / "static")}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer with a file, with 304 if the browser has it, or with a problem."""
         if request.method not in _METHODS:
-            return _problem(MethodNotAllowedError(request.method, _METHODS))
+            return problem_response(MethodNotAllowedError(request.method, _METHODS), HEADERS)
         path = request.rel_url.raw_path
         if path in ROOTS:
             # The location is relative, so that it is right behind a proxy that adds a prefix to the path.
             return web.Response(status=308, headers={**HEADERS, "Location": f"{path[1:]}/"})
         file = self.files.get(path)
         if file is None:
-            return _problem(
-                UnknownPathError(f"there is no such file: the console starts at {ROOT}/, the API reference at /docs/")
-            )
+            detail = f"there is no such file: the console starts at {ROOT}/, the API reference at /docs/"
+            return problem_response(UnknownPathError(detail), HEADERS)
         gzipped = "gzip" in request.headers.get("Accept-Encoding", "")
         etag = f'"{file.etag}{"-gzip" if gzipped else ""}"'
         headers = {**HEADERS, "ETag": etag}
@@ -110,9 +106,3 @@ def _load(path: str, file: Traversable) -> _File:
 
 def _suffix(name: str) -> str:
     return name[name.rfind(".") :]
-
-
-def _problem(error: MethodNotAllowedError | UnknownPathError) -> web.Response:
-    answer = refusal(error)
-    headers = {**HEADERS, **dict(answer.headers), "Content-Type": CONTENT_TYPE}
-    return web.Response(status=answer.status, body=answer.body, headers=headers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from http import HTTPMethod, HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -20,7 +20,7 @@ from halfway.coordinator import tracing
 from halfway.coordinator.access import Keys, KeySpec, NewKey
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.fairness import Places
-from halfway.coordinator.requests import Moment, moment
+from halfway.coordinator.requests import Moment, TransactionView, moment
 from halfway.http import responses
 from halfway.http.requests import models
 from halfway.http.requests.authentication import demand_same_origin
@@ -79,7 +79,6 @@ class Operation:
     successful answer. `begins` is set if the call begins a transaction: under overload such calls are delayed first.
     """
 
-    id: str
     method: HTTPMethod
     path: str
     summary: str
@@ -96,6 +95,12 @@ class Operation:
     waits: bool = False
     upgrades: bool = False
     begins: bool = False
+
+    @cached_property
+    def id(self) -> str:
+        """The name of its handler, as OpenAPI writes names."""
+        first, *others = self.handler.__name__.split("_")
+        return first + "".join(map(str.title, others))
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,12 +164,10 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
 
 
 async def put_group(call: Call) -> Answer:
-    """Register a group or replace it."""
     return await _write_group(call, models.GroupRequest)
 
 
 async def patch_group(call: Call) -> Answer:
-    """Register a group or add to it."""
     return await _write_group(call, models.GroupAdditions)
 
 
@@ -180,7 +183,6 @@ async def _write_group(call: Call, model: type[models.GroupRequest | models.Grou
 
 
 async def list_groups(call: Call) -> Answer:
-    """Show a page of the groups."""
     given = parameters(models.GroupParameters, *call.query)
     page = await call.site.coordinator.list_groups(
         limit=given.limit, after=given.cursor, deadline=call.deadline, principal=call.principal
@@ -190,14 +192,12 @@ async def list_groups(call: Call) -> Answer:
 
 
 async def get_group(call: Call) -> Answer:
-    """Show a group."""
     name = path_parameter("group", call.parameter, models.GroupName)
     view = await call.site.coordinator.get_group(name, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, msgspec.structs.replace(view, created=UNSET))
 
 
 async def get_check_secrets(call: Call) -> Answer:
-    """Show what a group's checks are signed with."""
     name = path_parameter("group", call.parameter, models.GroupName)
     secrets = await call.site.coordinator.check_secrets(name, deadline=call.deadline, principal=call.principal)
     return answer(
@@ -206,14 +206,12 @@ async def get_check_secrets(call: Call) -> Answer:
 
 
 async def delete_group(call: Call) -> Answer:
-    """Remove a group."""
     name = path_parameter("group", call.parameter, models.GroupName)
     await call.site.coordinator.delete_group(name, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.NO_CONTENT)
 
 
 async def fetch_checks(call: Call) -> Answer:
-    """Hand out due checks, waiting for the first."""
     name = path_parameter("group", call.parameter, models.GroupName)
     given = parameters(models.PollParameters, *call.query)
     checks = await call.site.coordinator.lease_checks(
@@ -230,7 +228,6 @@ async def fetch_checks(call: Call) -> Answer:
 
 
 async def prepare(call: Call) -> Answer:
-    """Prepare a transaction."""
     validation = call.site.validation
     wanted = validation.read(models.PrepareRequest, call.body, validation.to_prepare)
     call.group, call.subject = wanted.group, wanted.id
@@ -242,7 +239,6 @@ async def prepare(call: Call) -> Answer:
 
 
 async def end(call: Call) -> Answer:
-    """Commit, roll back, or leave it to check-back."""
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
     convert_end = partial(to_end, transaction_id=transaction_id, cause=cause_of(call.request.headers))
     wanted = tracing.traced(call.site.validation.read(models.EndRequest, call.body, convert_end), call.request.headers)
@@ -251,7 +247,6 @@ async def end(call: Call) -> Answer:
 
 
 async def get_transaction(call: Call) -> Answer:
-    """Show a transaction."""
     transaction_id = transaction_parameter(call.parameter)
     get = partial(call.site.coordinator.get, transaction_id, deadline=call.deadline, principal=call.principal)
     view = await get(at_most=SMALL_BYTES)  # so that no payload is in memory while it waits for a place
@@ -267,7 +262,6 @@ async def get_transaction(call: Call) -> Answer:
 
 
 async def list_transactions(call: Call) -> Answer:
-    """List transactions."""
     query = to_list_query(parameters(models.ListParameters, *call.query), call.site.coordinator.now_ms())
     page = await call.site.coordinator.list(query, deadline=call.deadline, principal=call.principal)
     await call.site.coordinator.turns.next(call.principal.group)
@@ -290,27 +284,21 @@ async def stream(call: Call) -> Answer:
 
 
 async def check(call: Call) -> Answer:
-    """Ask the group now."""
-    transaction_id = transaction_parameter(call.parameter)
-    wanted = call.site.validation.read(models.ActionRequest, call.body or b"{}", to_action)
-    view = await call.site.coordinator.check(
-        transaction_id, remark=wanted.remark, deadline=call.deadline, principal=call.principal
-    )
-    return answer(HTTPStatus.ACCEPTED, models.summary(view))
+    return await _act(call, call.site.coordinator.check, HTTPStatus.ACCEPTED)
 
 
 async def resume(call: Call) -> Answer:
-    """Take a parked transaction back among the prepared."""
+    return await _act(call, call.site.coordinator.resume, HTTPStatus.OK)
+
+
+async def _act(call: Call, do: Callable[..., Awaitable[TransactionView]], status: HTTPStatus) -> Answer:
     transaction_id = transaction_parameter(call.parameter)
     wanted = call.site.validation.read(models.ActionRequest, call.body or b"{}", to_action)
-    view = await call.site.coordinator.resume(
-        transaction_id, remark=wanted.remark, deadline=call.deadline, principal=call.principal
-    )
-    return answer(HTTPStatus.OK, models.summary(view))
+    view = await do(transaction_id, remark=wanted.remark, deadline=call.deadline, principal=call.principal)
+    return answer(status, models.summary(view))
 
 
-async def get_openapi(call: Call) -> Answer:
-    """Serve the description of this interface."""
+async def get_open_api(call: Call) -> Answer:
     return Answer(status=HTTPStatus.OK, body=call.site.openapi)
 
 
@@ -319,7 +307,6 @@ T = TypeVar("T")
 
 
 async def create_key(call: Call) -> Answer:
-    """Create a key, or bind a certificate."""
     keys = _keys(call)
     request = call.site.validation.read(models.KeyRequest, call.body, _identity)
     spec = KeySpec(
@@ -333,7 +320,6 @@ async def create_key(call: Call) -> Answer:
 
 
 async def rotate_key(call: Call) -> Answer:
-    """Create another key for the principal of a key. The old key then expires."""
     keys = _keys(call)
     key_id = path_parameter("id", call.parameter, models.KeyId)
     request = call.site.validation.read(models.RotateRequest, call.body or b"{}", _identity)
@@ -348,7 +334,6 @@ async def rotate_key(call: Call) -> Answer:
 
 
 async def list_keys(call: Call) -> Answer:
-    """Show a page of the keys, without their secrets."""
     keys = _keys(call)
     query = parameters(models.KeyParameters, *call.query)
     page = await keys.page(
@@ -359,7 +344,6 @@ async def list_keys(call: Call) -> Answer:
 
 
 async def revoke_key(call: Call) -> Answer:
-    """Revoke a key."""
     keys = _keys(call)
     key_id = path_parameter("id", call.parameter, models.KeyId)
     work = keys.revoke(key_id, deadline=call.deadline, principal=call.principal)
@@ -414,14 +398,12 @@ def _fields(key: Key) -> dict[str, Any]:
 
 
 async def get_history(call: Call) -> Answer:
-    """Show what happened to a transaction."""
     transaction_id = transaction_parameter(call.parameter)
     history = await call.site.coordinator.history(transaction_id, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, history)
 
 
 async def get_statistics(call: Call) -> Answer:
-    """Show the statistics of all instances."""
     given = parameters(models.StatisticsParameters, *call.query)
     statistics = await call.site.coordinator.statistics.gather(
         group=given.group or call.principal.group, samples=given.samples, principal=call.principal

@@ -40,7 +40,6 @@ TRANSACTION: Final = ("id", models.TransactionId)
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
-        id="putGroup",
         method=HTTPMethod.PUT,
         path="/v1/groups/{group}",
         summary="Register a producer group or replace it; answered once it is in the log",
@@ -55,7 +54,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*BODY, errors.KafkaUnavailableError),
     ),
     Operation(
-        id="patchGroup",
         method=HTTPMethod.PATCH,
         path="/v1/groups/{group}",
         summary="Register a producer group or add to it, as a service does when it starts",
@@ -70,7 +68,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*BODY, errors.KafkaUnavailableError),
     ),
     Operation(
-        id="listGroups",
         method=HTTPMethod.GET,
         path="/v1/groups",
         summary="Show the groups, each with its policy in force",
@@ -81,7 +78,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(errors.InvalidRequestError,),
     ),
     Operation(
-        id="getGroup",
         method=HTTPMethod.GET,
         path="/v1/groups/{group}",
         summary="Show a group with its policy in force",
@@ -92,7 +88,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(errors.InvalidRequestError, errors.UnknownGroupError),
     ),
     Operation(
-        id="getCheckSecrets",
         method=HTTPMethod.GET,
         path="/v1/groups/{group}/check-secrets",
         summary="Show the secrets that a group's checks are signed with, to the group itself",
@@ -103,7 +98,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(errors.InvalidRequestError, errors.UnknownGroupError, errors.KafkaUnavailableError),
     ),
     Operation(
-        id="deleteGroup",
         method=HTTPMethod.DELETE,
         path="/v1/groups/{group}",
         summary="Remove a group that has no pending and no parked transaction",
@@ -119,7 +113,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         ),
     ),
     Operation(
-        id="fetchChecks",
         method=HTTPMethod.GET,
         path="/v1/groups/{group}/checks",
         summary="Pull mode: fetch due checks, waiting for the first; end them with their check_id",
@@ -132,7 +125,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         waits=True,
     ),
     Operation(
-        id="prepare",
         method=HTTPMethod.POST,
         path="/v1/transactions",
         summary="Prepare a transaction: its messages are durable, and invisible to consumers until it is committed",
@@ -161,7 +153,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         ),
     ),
     Operation(
-        id="end",
         method=HTTPMethod.POST,
         path="/v1/transactions/{id}/end",
         summary="Commit or roll back a transaction, or report that its outcome is unknown",
@@ -174,7 +165,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*BODY, *ONE[1:], errors.AlreadyEndedError, *WRITE, *BUSY),
     ),
     Operation(
-        id="batch",
         method=HTTPMethod.POST,
         path="/v1/batch",
         summary="Many prepares, ends, checks and resumes, done concurrently, each with its own answer",
@@ -186,7 +176,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*BODY, errors.OutcomeUnknownError),
     ),
     Operation(
-        id="stream",
         method=HTTPMethod.GET,
         path="/v1/stream",
         summary="Open a WebSocket for many prepares, ends and checks: docs/api.md is its specification",
@@ -199,7 +188,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         upgrades=True,
     ),
     Operation(
-        id="getTransaction",
         method=HTTPMethod.GET,
         path="/v1/transactions/{id}",
         summary="Show a transaction, with its messages while it is prepared or parked",
@@ -210,7 +198,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*ONE, *BUSY),
     ),
     Operation(
-        id="getHistory",
         method=HTTPMethod.GET,
         path="/v1/transactions/{id}/history",
         summary="Show what happened to a transaction, and where its messages are in Kafka once it is committed",
@@ -221,7 +208,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*ONE, *BUSY),
     ),
     Operation(
-        id="listTransactions",
         method=HTTPMethod.GET,
         path="/v1/transactions",
         summary="List the prepared, parked and recently ended transactions, oldest prepare first",
@@ -232,7 +218,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(errors.InvalidRequestError, errors.UnknownGroupError, *BUSY),
     ),
     Operation(
-        id="check",
         method=HTTPMethod.POST,
         path="/v1/transactions/{id}/check",
         summary="Ask the group about a prepared transaction now",
@@ -245,7 +230,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*NO_FIELDS, *ONE[1:], errors.AlreadyEndedError, errors.NotPendingError, *BUSY),
     ),
     Operation(
-        id="resume",
         method=HTTPMethod.POST,
         path="/v1/transactions/{id}/resume",
         summary="Return a parked transaction to prepared, with its count of checks reset to 0",
@@ -258,7 +242,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*NO_FIELDS, *ONE[1:], errors.AlreadyEndedError, *WRITE, *BUSY),
     ),
     Operation(
-        id="getStatistics",
         method=HTTPMethod.GET,
         path="/v1/statistics",
         summary="Show the statistics of all instances: counts, totals, groups, shards, failures, unavailable shards",
@@ -269,7 +252,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(errors.InvalidRequestError,),
     ),
     Operation(
-        id="createKey",
         method=HTTPMethod.POST,
         path="/v1/keys",
         summary="Create a key, or bind a client certificate; the key is shown only in this answer",
@@ -280,7 +262,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*BODY, errors.TooManyKeysError, *KEYS),
     ),
     Operation(
-        id="listKeys",
         method=HTTPMethod.GET,
         path="/v1/keys",
         summary="List keys by their public ids, without their secrets",
@@ -291,7 +272,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(errors.InvalidRequestError, *KEYS),
     ),
     Operation(
-        id="rotateKey",
         method=HTTPMethod.POST,
         path="/v1/keys/{id}/rotate",
         summary="Create another key for the same principal; the named key expires after keep_s",
@@ -304,7 +284,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(*NO_FIELDS, errors.UnknownKeyError, errors.TooManyKeysError, *KEYS),
     ),
     Operation(
-        id="revokeKey",
         method=HTTPMethod.DELETE,
         path="/v1/keys/{id}",
         summary="Revoke a key: within a second, no instance accepts it any more",
@@ -315,11 +294,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(errors.InvalidRequestError, errors.UnknownKeyError, *KEYS),
     ),
     Operation(
-        id="getOpenApi",
         method=HTTPMethod.GET,
         path="/openapi.json",
         summary="This description",
-        handler=handlers.get_openapi,
+        handler=handlers.get_open_api,
         access=Permission.DESCRIBE,
         responses={HTTPStatus.OK: ("OpenAPI 3.1", dict[str, Any])},
     ),

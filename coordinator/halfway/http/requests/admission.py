@@ -208,7 +208,6 @@ class InFlight:
         self.arriving -= size
 
     def free(self, size: int, caller: str | None) -> None:
-        """Stop counting a frame."""
         self._bytes.leave(caller, size)
 
     def _demand_fitting(self, size: int, further: int, caller: str | None) -> None:
@@ -239,12 +238,10 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place."""
         return self._places.waiting
 
     @property
     def prepares(self) -> int:
-        """How many are being served."""
         return self._places.taken
 
     def take(self, wanted: int) -> int:

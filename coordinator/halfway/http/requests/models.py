@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -17,10 +17,6 @@ from halfway.protocol.transactions import Cause, Outcome, State
 # `$(?!\n)`: Python's `$` alone also matches before a final line feed.
 _END = r"$(?!\n)"
 MAX_URLS = 10
-
-
-def _formatted(name: str) -> dict[str, Any]:
-    return {"format": name}
 
 
 TransactionId = Annotated[
@@ -50,7 +46,7 @@ TopicName = Annotated[
     Meta(
         pattern=rf"^[a-zA-Z0-9._-]{{1,249}}{_END}",
         description="a legal topic: 1 to 249 letters, digits and . _ -, but not . or .., nor a topic of halfway's own",
-        extra_json_schema=_formatted("topic"),
+        extra_json_schema={"format": "topic"},
     ),
 ]
 HeaderName = Annotated[
@@ -61,7 +57,7 @@ HeaderName = Annotated[
     ),
 ]
 Remark = Annotated[
-    str, Meta(max_length=MAX_REMARK_BYTES, description="at most 1024 bytes", extra_json_schema=_formatted("remark"))
+    str, Meta(max_length=MAX_REMARK_BYTES, description="at most 1024 bytes", extra_json_schema={"format": "remark"})
 ]
 CheckId = Annotated[str, Meta(min_length=1, max_length=256, description="the check_id of a fetched check")]
 TraceParent = Annotated[str, Meta(min_length=1, max_length=256, description="a traceparent of W3C Trace Context")]
@@ -71,7 +67,7 @@ CheckUrl = Annotated[
         min_length=1,
         max_length=2048,
         description="an http or https URL with a host and without user name and password",
-        extra_json_schema=_formatted("check-url"),
+        extra_json_schema={"format": "check-url"},
     ),
 ]
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1, description="a whole number from 0 to 9007199254740991")]

@@ -23,7 +23,6 @@ from halfway.coordinator.requests import End, GroupSpec, ListQuery, Prepare
 from halfway.http.requests import models
 from halfway.http.requests.models import Data, TypedData
 from halfway.http.responses import EmptyBodyError, MalformedJsonError, invalid
-from halfway.protocol.errors import InvalidRequestError
 from halfway.protocol.ids import canonical
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import MAX_REMARK_BYTES, CheckMode, url_refusal
@@ -114,11 +113,6 @@ def topic_refusal(topic: str, internal_prefix: str) -> str | None:
     if topic.startswith(internal_prefix):
         return f"topics that start with {internal_prefix} are halfway's own"
     return None
-
-
-def remark_fits(remark: str) -> bool:
-    """Return whether a remark is at most 1 KiB in UTF-8."""
-    return len(remark) * 4 <= MAX_REMARK_BYTES or len(remark.encode()) <= MAX_REMARK_BYTES
 
 
 # --- the first wrong field
@@ -340,7 +334,6 @@ class FieldRefusedError(Exception):
     """A field is refused for a reason that msgspec cannot check."""
 
     def __init__(self, field: str, detail: str) -> None:
-        """Name the field as a JSON path, and say what is wrong with it."""
         super().__init__(detail)
         self.field = field
         self.detail = detail
@@ -397,7 +390,6 @@ class Validation:
         return None if may_repeat(request, body) else converted
 
     def to_prepare(self, request: models.PrepareRequest) -> Prepare:
-        """Return the service's form of a prepare."""
         after, prefix = request.check_after_s, self._internal_prefix
         return Prepare(
             group=request.group,
@@ -450,7 +442,6 @@ def _noun(model: type) -> str:
 
 
 def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End:
-    """Return the service's form of an end."""
     _demand_remark(request.remark)
     return End(
         id=canonical(transaction_id),
@@ -462,7 +453,6 @@ def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End
 
 
 def to_batch_end(request: models.BatchEnd, cause: Cause) -> End:
-    """Return the service's form of one end of a batch."""
     return to_end(request, request.id, cause)
 
 
@@ -473,7 +463,7 @@ def to_action(request: Action) -> Action:
 
 
 def _demand_remark(remark: str | None) -> None:
-    if remark is not None and not remark_fits(remark):
+    if remark is not None and len(remark) * 4 > MAX_REMARK_BYTES and len(remark.encode()) > MAX_REMARK_BYTES:
         raise FieldRefusedError("remark", mismatch(short(remark), f"at most {MAX_REMARK_BYTES} bytes"))
 
 
@@ -497,9 +487,9 @@ def to_list_query(given: models.ListParameters, now: int) -> ListQuery:
 
 def path_parameter(name: str, value: str, kind: Any) -> str:
     """Return a part of the path that satisfies the pattern of its type; InvalidRequestError otherwise."""
-    meta = _meta(kind)
+    meta: msgspec.Meta = kind.__metadata__[0]
     if re.search(meta.pattern or "", value) is None:
-        raise refused(name, mismatch(short(value), meta.description or ""))
+        raise invalid([(name, mismatch(short(value), meta.description or ""))])
     return value
 
 
@@ -537,15 +527,6 @@ def cause_of(headers: Mapping[str, str]) -> Cause:
     if value == Cause.OPERATOR:
         return Cause.OPERATOR
     raise invalid([(CAUSE_HEADER, "the header is neither producer nor operator")])
-
-
-def refused(field: str, detail: str) -> InvalidRequestError:
-    return invalid([(field, detail)])
-
-
-def _meta(kind: Any) -> msgspec.Meta:
-    meta: msgspec.Meta = kind.__metadata__[0]
-    return meta
 
 
 def _demand_topic(topic: str, internal_prefix: str, field: str) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from halfway.http.responses import CONTENT_TYPE, MethodNotAllowedError, UnknownPathError, refusal
+from halfway.http.responses import MethodNotAllowedError, UnknownPathError, problem_response
 from halfway.protocol.errors import HalfwayError
 
 _METHODS: Final = ("GET", "HEAD")
@@ -35,8 +35,6 @@ class ShardNotAcquired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthPort:
-    """The handler of the health port."""
-
     def __init__(
         self,
         *,
@@ -78,7 +76,7 @@ class HealthPort:
         elif request.method not in _METHODS:
             error = MethodNotAllowedError(request.method, _METHODS)
         if error is not None:
-            return _problem(error)
+            return problem_response(error)
         if path == "/metrics":
             return self._scraped(request)
         if path == "/health/started":
@@ -91,7 +89,7 @@ class HealthPort:
         try:
             self._demand_reader(request)
         except HalfwayError as error:
-            return _problem(error)
+            return problem_response(error)
         body, content_type = self._metrics(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -101,9 +99,3 @@ def _health(status: str = "", reasons: Sequence[Reason] = (), **more: object) ->
     code = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
     document = {"status": status if reasons else "ok"} | ({"reasons": reasons} if status else {}) | more
     return web.Response(status=code, body=msgspec.json.encode(document), content_type="application/json")
-
-
-def _problem(error: HalfwayError) -> web.Response:
-    answer = refusal(error)
-    headers = {**dict(answer.headers), "Content-Type": CONTENT_TYPE}
-    return web.Response(status=answer.status, body=answer.body, headers=headers)

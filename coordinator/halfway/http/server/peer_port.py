@@ -41,8 +41,6 @@ _MESSAGE_BYTES: Final = 1024 * 1024
 
 
 class _RefusedError(Exception):
-    """A connection is refused."""
-
     def __init__(self, status: HTTPStatus, code: str) -> None:
         super().__init__(f"{status.value} {code}")
         self.status = status

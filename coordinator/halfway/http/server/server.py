@@ -20,7 +20,7 @@ from aiohttp.http import WebSocketReader
 from aiohttp.web_protocol import RequestHandler
 
 from halfway.http.console import Console, serves
-from halfway.http.responses import CONTENT_TYPE, BadHttpError, InternalError, Unsent, refusal
+from halfway.http.responses import BadHttpError, InternalError, Unsent, problem_response
 from halfway.http.server.acceptor import HANDSHAKE_S, Acceptor, Balance, open_listeners
 from halfway.protocol.errors import ConfigurationError
 
@@ -227,8 +227,7 @@ class _Connection(RequestHandler):
             raise exc  # the connection was lost while the request arrived, so there is nobody to answer
         if status != _BAD_REQUEST:
             log.error("request_failed", exc_info=exc)
-        answer = refusal(BadHttpError() if status == _BAD_REQUEST else InternalError())
-        response = web.Response(status=answer.status, body=answer.body, content_type=CONTENT_TYPE)
+        response = problem_response(BadHttpError() if status == _BAD_REQUEST else InternalError())
         response.force_close()
         return response
 

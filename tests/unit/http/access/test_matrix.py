@@ -69,9 +69,7 @@ def test_every_permission_has_a_rule() -> None:
 
 def test_a_route_without_a_rule_does_not_start() -> None:
     """An operation cannot be created without a permission, and the server refuses a permission without a rule."""
-    fields = {
-        name: getattr(OPERATIONS[0], name) for name in ("id", "method", "path", "summary", "handler", "responses")
-    }
+    fields = {name: getattr(OPERATIONS[0], name) for name in ("method", "path", "summary", "handler", "responses")}
     with pytest.raises(TypeError, match="access"):
         Operation(**fields)
     with pytest.raises(KeyError):

@@ -19,16 +19,13 @@ class CreateTable(Operation):
         """Change no model."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
-        """Create the table and its index."""
         for sql in migration(schema_editor.connection.vendor, store=self._store):
             self._execute(app_label, schema_editor, sql)
 
     def database_backwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
-        """Drop the table."""
         self._execute(app_label, schema_editor, f"DROP TABLE {self._table}")
 
     def describe(self) -> str:
-        """Return the text for `migrate --plan`."""
         return f"Create the table {self._table}"
 
     def _execute(self, app_label: str, schema_editor: Any, sql: str) -> None:
