@@ -24,6 +24,7 @@ from halfway.client import (
     transaction_id,
 )
 from halfway.client.barrier import AsyncBarrier, Barrier, NoStoreError, NoTransactionError, Store, StoreFullError
+from halfway.client.barrier.drivers import carry_out
 from halfway.client.barrier.maintenance import StoredSender
 from halfway.client.barrier.stored import StoredTransaction
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
@@ -130,6 +131,17 @@ async def test_orders_go_on_and_are_sent_once_in_their_order(world: RestWorld, s
     assert await service.send(world) == 0
     assert sent(world) == service.orders() == ["1", "2", "3", "4"]
     assert service.barrier.stored().waiting == 0
+
+
+def test_a_check_does_not_believe_what_the_sender_has_not_committed(servers: Mapping[str, Server]) -> None:
+    with servers["mysql"].new_database("mysql+pymysql") as url:
+        engine = create_engine(url, poolclass=NullPool, isolation_level="READ UNCOMMITTED")
+        service = Service(engine, Store())
+        stored = service.place(NOWHERE, "1")
+        with engine.begin() as connection:
+            assert carry_out(service.barrier.store.go_on([], [stored]), connection) == {stored}
+            assert service.barrier.look(stored) == "unknown"
+        assert service.barrier.look(stored) == "commit"
 
 
 async def test_what_was_prepared_does_not_overtake_what_was_stored_meanwhile(

@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_777,
+    "lines of coordinator and adapters": 46_819,
     "files of coordinator and adapters": 183,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_860,
@@ -20,12 +20,12 @@ BOUNDS = {
     "lines of halfway/peers": 368,
     "lines of halfway/simulated": 2_165,
     "lines of halfway/embedded": 1_301,
-    "lines of halfway/client": 8_009,
+    "lines of halfway/client": 8_051,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_352,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 78_014,
+    "lines of tests": 78_063,
     "lines of bench": 3_999,
     "bytes of pages": 204_746,
     "settings": 50,

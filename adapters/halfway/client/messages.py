@@ -133,6 +133,8 @@ def require_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
 
 _TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 _TOPICS: Final = "1 to 249 letters, digits and . _ -"
+_MAX_DEPTH: Final = 500
+"""Of a JSON value. Python reads and writes almost twice as much, less what the stack already holds."""
 _HEADER: Final = re.compile(r"(?!halfway-)[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
 
 
@@ -174,11 +176,24 @@ def _value(value: object) -> object:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
+        data = json.loads(text)
+        _demand_shallow(data)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnserialisableMessageError(
-            f"value cannot be serialised as JSON ({error}): give str, bytes, None, or a value that json.dumps accepts"
+            f"value cannot be serialised as JSON ({error}): give str, bytes, None, or a value that json.dumps accepts,"
+            f" nested at most {_MAX_DEPTH} deep"
         ) from None
-    return {"type": "JSON", "data": json.loads(text)}
+    return {"type": "JSON", "data": data}
+
+
+def _demand_shallow(data: object) -> None:
+    """Raise RecursionError for what could be serialised here, but not within a request, or not read by halfway."""
+    level, depth = [data], 0
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise RecursionError("too deep")
 
 
 Outcome = Literal["commit", "rollback", "unknown"]

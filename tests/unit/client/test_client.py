@@ -2,12 +2,13 @@
 
 import asyncio
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from aiohttp import web
@@ -17,6 +18,8 @@ from halfway.app.settings import Settings
 from halfway.client import (
     AlreadyEndedError,
     AsgiChecks,
+    Check,
+    CheckWorker,
     ClientClosedError,
     EndUnconfirmedError,
     Halfway,
@@ -37,6 +40,10 @@ from halfway.client import (
     UnserialisableMessageError,
     WrongEventLoopError,
     WsgiChecks,
+    answer_check,
+    answer_check_sync,
+    join_flask,
+    join_starlette,
 )
 from halfway.client.barrier import Barrier, BarrierMaintenance, Store, sqlite_transactions
 from halfway.client.calls.call import ATTEMPT_S
@@ -50,6 +57,8 @@ ORDER = Message(topic="orders", key="42", value={"total": 9.9}, headers={"trace"
 ORDER_ID = named_id("order-42")
 SOME_ID = named_id("a")
 NOWHERE = "http://127.0.0.1:1"
+SHOP = SyncHalfway(NOWHERE, "shop")
+JOIN: dict[str, Any] = {"topics": ["orders"], "check_url": "http://shop/check"}
 
 
 @pytest.fixture
@@ -356,6 +365,13 @@ async def state_after(client: Halfway, transaction_id: str) -> str:
     return str(shown["state"])
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "part, told",
     [
@@ -364,6 +380,8 @@ async def state_after(client: Halfway, transaction_id: str) -> str:
         ({"value": {"\ud800": 1}}, "value cannot be serialised"),
         ({"value": [float("nan")]}, "value cannot be serialised"),
         ({"value": {"at": datetime(2026, 1, 1, tzinfo=UTC)}}, "value cannot be serialised"),
+        ({"value": {"deep": nested(500)}}, r"value cannot be serialised .*nested at most 500 deep"),
+        ({"value": nested(5_000)}, "nested at most 500 deep"),
         ({"key": "\ud800"}, "key cannot be encoded"),
         ({"key": 42}, "key is int: give str"),
         ({"headers": {"trace": "\ud800"}}, r"headers\['trace'\] cannot be encoded"),
@@ -395,11 +413,30 @@ def test_a_message_that_halfway_would_refuse_is_not_made(part: dict[str, Any], t
         (lambda: BarrierMaintenance(Any, Any, every_s=0), "every_s is 0"),  # type: ignore[arg-type]
         (lambda: AsgiChecks(7), "decide is 7: give a function: barrier.decide"),  # type: ignore[arg-type]
         (lambda: WsgiChecks(asyncio.sleep), "give a function without async: barrier.decide"),  # type: ignore[arg-type]
+        (lambda: join_flask(Any, SHOP, **JOIN, decide=asyncio.sleep), "without async: barrier.decide"),
+        (lambda: join_starlette(Any, Halfway(NOWHERE, "shop"), **JOIN, decide=7), "decide is 7: give a function"),
+        (lambda: asyncio.run(Halfway(NOWHERE, "shop").start(topics=["orders"], decide=7)), "is 7: give a function"),  # type: ignore[arg-type]
+        (lambda: CheckWorker(Halfway(NOWHERE, "shop"), 7), "decide is 7"),  # type: ignore[arg-type]
+        (lambda: CheckWorker(Any, print, side_by_side=0), "side_by_side is 0"),  # type: ignore[arg-type]
     ],
 )
 def test_a_setting_that_fails_late_is_refused_at_once(make: Callable[[], object], told: str) -> None:
     with pytest.raises(InvalidSettingError, match=told):
         make()
+
+
+def test_a_mock_of_a_function_decides() -> None:
+    """`inspect.iscoroutinefunction` raises a TypeError for it."""
+
+    def decide(check: Check) -> Outcome:
+        raise NotImplementedError(check.id)
+
+    mock = Mock(spec=decide, return_value="commit")
+    WsgiChecks(mock)
+    check = {"type": "transaction.check", "id": "a", "group": "shop", "attempt": 1, "messages": []}
+    body = json.dumps(check | {"prepared_at": "2026-11-27T00:00:00Z"}).encode()
+    assert answer_check_sync(body, mock) == (200, b'{"outcome": "commit"}')
+    assert asyncio.run(answer_check(body, mock)) == (200, b'{"outcome": "commit"}')
 
 
 def test_a_partition_may_have_a_name() -> None:

@@ -21,7 +21,7 @@ from halfway.client.barrier.drivers import NoTransactionError
 from halfway.client.barrier.table import TABLE, BarrierTable, Dialect, SqlTable, Steps, rows_written
 from halfway.client.errors import HalfwayError, demand_positive
 from halfway.client.ids import canonical
-from halfway.client.messages import Message, Outcome
+from halfway.client.messages import Message, Outcome, is_conflict
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ _AGE: Final = {
     Dialect.SQLITE: "(julianday('now') - 2440587.5) * 86400.0 - {stored_at}",
 }
 """Seconds since a row was stored."""
+_GIVEN: Final = dict.fromkeys(Dialect, "SELECT given FROM {table} WHERE transaction_id = {p}")
+_GIVEN[Dialect.MYSQL] += " LOCK IN SHARE MODE"  # otherwise READ UNCOMMITTED sees what the sender has not committed
 _MEASURED_FOR_S: Final = 1.0
 """How long a process relies on the size of the store that it has read."""
 
@@ -206,8 +208,12 @@ class StoredTable(SqlTable):
         outcome = yield from self._barrier.look(transaction_id)
         if outcome != "commit" or not (yield from self.exists()):
             return outcome
-        select = "SELECT given FROM {table} WHERE transaction_id = {p}"
-        result = yield self._statement(select, canonical(transaction_id))
+        try:
+            result = yield from self._read_committed(_GIVEN[self.dialect], canonical(transaction_id))
+        except Exception as error:
+            if not is_conflict(error):
+                raise
+            return "unknown"  # the sender is writing it
         if result.rows:
             return "commit" if result.rows[0][0] else "unknown"
         return (yield from self._barrier.look(transaction_id))  # it may have got another id since the first look

@@ -195,6 +195,24 @@ class SqlTable:
                 yield self._statement(resign)
         return result.written
 
+    def _read_committed(self, sql: str, *parameters: object) -> Steps[Result]:
+        """Read with a statement that waits for open transactions, in a dialect that bounds the wait."""
+        select = _step(self._statement(sql, *parameters))
+        return (yield from self._with_short_lock_wait(select) if self.sql.read_lock_wait else select)
+
+    def _with_short_lock_wait(self, steps: Steps[Result]) -> Steps[Result]:
+        lock_wait = (yield Statement(self.sql.read_lock_wait)).rows[0][0]
+        restore = Statement(self.sql.restore_lock_wait.format(value=int(lock_wait)))
+        yield Statement(self.sql.bound_lock_wait)
+        try:
+            result = yield from steps
+        except Exception:
+            with contextlib.suppress(Exception):  # the connection may be lost
+                yield restore
+            raise
+        yield restore
+        return result
+
     def _statement(self, sql: str, *parameters: object) -> Statement:
         for name, value in (("{table}", self._name), ("{key}", self._key), ("{time}", self._time)):
             sql = sql.replace(name, value)
@@ -265,8 +283,7 @@ class BarrierTable(SqlTable):
 
     def look(self, transaction_id: str) -> Steps[Outcome | None]:
         """Return the outcome in the table, None if there is none yet."""
-        select = _step(self._statement(self.sql.look, canonical(transaction_id)))
-        result = yield from self._with_short_lock_wait(select) if self.sql.read_lock_wait else select
+        result = yield from self._read_committed(self.sql.look, canonical(transaction_id))
         if not result.rows:
             return None
         return "commit" if result.rows[0][0] == _COMMITTED else "rollback"
@@ -321,19 +338,6 @@ class BarrierTable(SqlTable):
         if self.sql.begin is not None:
             yield from begin_writing(self.sql.begin)
         return (yield self._statement(self.sql.insert, transaction_id, _ROLLED_BACK))
-
-    def _with_short_lock_wait(self, steps: Steps[Result]) -> Steps[Result]:
-        lock_wait = (yield Statement(self.sql.read_lock_wait)).rows[0][0]
-        restore = Statement(self.sql.restore_lock_wait.format(value=int(lock_wait)))
-        yield Statement(self.sql.bound_lock_wait)
-        try:
-            result = yield from steps
-        except Exception:
-            with contextlib.suppress(Exception):  # the connection may be lost
-                yield restore
-            raise
-        yield restore
-        return result
 
 
 def rows_written(result: Result) -> int:

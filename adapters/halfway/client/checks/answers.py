@@ -9,7 +9,6 @@ import asyncio
 import binascii
 import hashlib
 import hmac
-import inspect
 import json
 import logging
 import re
@@ -21,11 +20,12 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
+from inspect import iscoroutine
 from typing import Any, Final
 
-from halfway.client.errors import HalfwayError
+from halfway.client.errors import HalfwayError, demand
 from halfway.client.messages import OUTCOMES, Outcome
-from halfway.client.threads import AllBusyError, BoundedThreads, ForkSafeLock, awaited
+from halfway.client.threads import AllBusyError, BoundedThreads, ForkSafeLock, awaited, is_async
 
 WITHIN_S: Final = 300.0
 """How much the time of a check may differ from the local clock, in seconds."""
@@ -146,6 +146,13 @@ log = logging.getLogger(__name__)
 Decide = Callable[["Check"], Outcome | Awaitable[Outcome]]
 """Returns the outcome of a transaction. A coroutine function runs in the event loop, any other function in a thread."""
 DecideSync = Callable[["Check"], Outcome]
+
+
+def demand_decide(decide: object, *, has_loop: bool) -> None:
+    """Raise InvalidSettingError for what cannot decide a check; a coroutine function needs an event loop."""
+    is_usable = callable(decide) and (has_loop or not is_async(decide))
+    demand(is_usable, "decide", decide, f"a function{' without async' * (not has_loop)}: barrier.decide")
+
 
 MAX_CHECK_BYTES: Final = 32 * 1024 * 1024
 """The limit of a check's body, which contains the prepared messages."""
@@ -304,9 +311,8 @@ async def decide_within(check: Check, decide: Decide, within_s: float) -> Outcom
     """Return the result of `decide`, `unknown` if it raises or takes too long."""
     try:
         async with asyncio.timeout(within_s):
-            if inspect.iscoroutinefunction(decide):
-                return _valid_outcome(check, await decide(check))
-            return _valid_outcome(check, await awaited(await asyncio.to_thread(decide, check)))
+            outcome = decide(check) if is_async(decide) else await asyncio.to_thread(decide, check)
+            return _valid_outcome(check, await awaited(outcome))
     except TimeoutError:
         log.warning(_LATE, check.id, within_s)
         return "unknown"
@@ -318,7 +324,7 @@ async def decide_within(check: Check, decide: Decide, within_s: float) -> Outcom
 def _valid_outcome(check: Check, outcome: object) -> Outcome:
     if isinstance(outcome, str) and outcome in OUTCOMES:
         return outcome  # type: ignore[return-value]  # it is one of them
-    if inspect.iscoroutine(outcome):
+    if iscoroutine(outcome):
         outcome.close()
     log.error("the check of %s returned %r, not commit, rollback or unknown", check.id, outcome)
     return "unknown"

@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
-from inspect import iscoroutinefunction
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
@@ -24,11 +23,12 @@ from halfway.client.checks.answers import (
     InvalidCheckError,
     answer_check,
     answer_check_sync,
+    demand_decide,
     read_check,
     refusal,
     too_large,
 )
-from halfway.client.errors import HalfwayError, demand
+from halfway.client.errors import HalfwayError
 from halfway.client.messages import Outcome
 from halfway.client.producer.client import Halfway, when_back
 from halfway.client.producer.sync import SyncHalfway
@@ -51,8 +51,7 @@ class Endpoint(Generic[D]):
 
     def __init__(self, decide: D, verifier: CheckVerifier | None = None) -> None:
         """Take the function that decides checks, and the verifier of their signatures."""
-        is_usable = callable(decide) and (self._has_loop or not iscoroutinefunction(decide))
-        demand(is_usable, "decide", decide, f"a function{' without async' * (not self._has_loop)}: barrier.decide")
+        demand_decide(decide, has_loop=self._has_loop)
         self._decide = decide
         self._verifier = verifier
         self.groups: dict[str, tuple[D, CheckVerifier | None]] = {}
@@ -264,6 +263,7 @@ def _decider(client: Halfway | SyncHalfway, options: JoinOptions) -> Any:
     decide = options.get("decide") or (None if client.barrier is None else client.barrier.decide)
     if decide is None:
         raise NoBarrierError("nothing answers the group's checks: give the client a barrier, or `decide`")
+    demand_decide(decide, has_loop=isinstance(client, Halfway))
     return decide
 
 

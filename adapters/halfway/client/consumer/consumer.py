@@ -36,7 +36,7 @@ from halfway.client.consumer.record import (
     with_defaults,
 )
 from halfway.client.errors import InvalidSettingError, MissingRowError, demand, demand_positive, matches
-from halfway.client.threads import awaited
+from halfway.client.threads import awaited, is_async
 
 log = logging.getLogger(__name__)
 librdkafka_log = logging.getLogger("halfway.client.consumer.librdkafka")
@@ -434,7 +434,7 @@ class Consumer(_BaseConsumer[Inbox, Handler]):
         self._consume()
 
     def _demand_kinds(self, handle: Handler, inbox: Inbox) -> None:
-        if inspect.iscoroutinefunction(handle) or not isinstance(inbox, Inbox):
+        if is_async(handle) or not isinstance(inbox, Inbox):
             raise InvalidSettingError("a handler with async, or an AsyncInbox: give both to an AsyncConsumer")
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:

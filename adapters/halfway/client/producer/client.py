@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict, Unpack, overload
 
 from halfway.client.barrier.maintenance import BarrierMaintenance, StoredSender
 from halfway.client.calls.group import GroupCalls
-from halfway.client.checks.answers import Check, Decide, decide_within
+from halfway.client.checks.answers import Check, Decide, decide_within, demand_decide
 from halfway.client.errors import (
     AWAY,
     AlreadyEndedError,
@@ -19,6 +19,7 @@ from halfway.client.errors import (
     RefusedError,
     UnavailableError,
     WrongEventLoopError,
+    demand_positive,
 )
 from halfway.client.ids import require_id
 from halfway.client.messages import Message, Outcome, require_messages
@@ -218,6 +219,9 @@ class CheckWorker:
 
     def __init__(self, client: GroupCalls, decide: Decide, *, side_by_side: int = 16, wait_s: float = 20.0) -> None:
         """Configure the worker: it answers up to `side_by_side` checks concurrently, and a poll waits for `wait_s`."""
+        demand_decide(decide, has_loop=True)
+        demand_positive(wait_s=wait_s)
+        demand_positive(1, side_by_side=side_by_side)
         self._client = client
         self._decide = decide
         self._side_by_side = side_by_side

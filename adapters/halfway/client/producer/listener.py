@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Awaitable, Iterable
 from typing import Any, Protocol, Unpack, cast
@@ -11,7 +10,7 @@ from halfway.client.checks.answers import Check, Decide, DecideSync
 from halfway.client.messages import OUTCOMES, Message, Outcome
 from halfway.client.producer.client import Halfway, TransactionOptions
 from halfway.client.producer.sync import SyncHalfway
-from halfway.client.threads import call_async
+from halfway.client.threads import call_async, is_async
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class SyncTransactionProducer:
         if not isinstance(client, SyncHalfway):
             raise TypeError(f"SyncTransactionProducer takes a SyncHalfway: use TransactionProducer with {type(client)}")
         for method in (listener.execute_local_transaction, listener.check_local_transaction):
-            if inspect.iscoroutinefunction(method):
+            if is_async(method):
                 raise TypeError(f"{method.__qualname__} is a coroutine function: use TransactionProducer with Halfway")
         self._client = client
         self._listener = listener
