@@ -492,6 +492,11 @@ def decode_layout(data: bytes | None) -> Layout:
     return _convert(registry("layout").decode(data), Layout, "layout")
 
 
+# msgspec looks at a class when it is used for the first time. Two threads that do so at once can end the process by
+# SIGSEGV (msgspec 0.22), and shards are read on several threads: so it is done here.
+for _kind in (Half, Op, Parked, Group, Key, AuditEvent, Owner, Barrier, Layout, _Limits):
+    msgspec.json.Decoder(_kind)
+
 _T = TypeVar("_T")
 
 

@@ -1,6 +1,8 @@
 """The records of the internal topics as bytes."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +22,7 @@ from halfway.protocol.records import Group, Half, Message, MessageDigest, Op, Op
 from halfway.protocol.transactions import Cause
 from halfway.schemas.single_object import MARKER
 from tests.support.records.samples import HALF, OP, RECORDS
+from tests.support.structure.figures import ROOT
 
 HERE = Path(__file__).parent
 COMMITTED = json.loads((HERE / "records.json").read_text())
@@ -304,3 +307,24 @@ def test_the_limits_of_a_group_are_in_a_header_that_earlier_releases_ignore() ->
     for broken in (b'{"pending": 0}', b"{", b"\xff"):
         with pytest.raises(codec.UndecodableError, match="limits"):
             codec.decode_group(value, [(codec.HEADER_LIMITS, broken)])
+
+
+FIRST = """
+import sys
+from halfway.kafka.records import codec
+from tests.support.records.samples import RECORDS
+
+def refuse(frame, event, _):
+    assert event != "call" or "msgspec" not in frame.f_code.co_filename, (kind, frame.f_code.co_name)
+
+for kind, record in RECORDS.items():
+    data = getattr(codec, f"encode_{kind}")(record)
+    sys.setprofile(refuse)
+    getattr(codec, f"decode_{kind}")(data)
+    sys.setprofile(None)
+"""
+
+
+def test_the_first_record_of_a_kind_may_be_decoded_on_several_threads() -> None:
+    """Every class is complete before: msgspec would do it in Python, and threads could take turns in between."""
+    subprocess.run([sys.executable, "-c", FIRST], cwd=ROOT, check=True)
