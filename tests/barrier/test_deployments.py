@@ -16,7 +16,7 @@ from halfway.client.barrier import AsyncBarrier, Barrier, sqlite_transactions
 from halfway.client.consumer import Inbox
 from tests.barrier.test_drivers import Servers, async_driver, url
 from tests.support.databases.starting import connect_to
-from tests.unit.client.test_scopes import run
+from tests.unit.client.test_sync import run
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 

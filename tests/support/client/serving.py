@@ -1,14 +1,22 @@
-"""A small aiohttp application on a free port."""
+"""A small server on a free port, which answers as a test says."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
 
 @asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[str]:
-    """Serve an application on 127.0.0.1 until the block ends, and yield its URL."""
+async def serving(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], path: str = "/{path:.*}", **settings: Any
+) -> AsyncIterator[str]:
+    """Answer requests of any method to this path (by default to any) on 127.0.0.1 until the block ends; yield the URL.
+
+    `settings` are those of `web.Application`.
+    """
+    app = web.Application(**settings)
+    app.router.add_route("*", path, answer)
     runner = web.AppRunner(app)
     await runner.setup()
     try:

@@ -14,6 +14,7 @@ from halfway.client import SyncHalfway
 from halfway.client.barrier import Barrier
 from halfway.client.sqlalchemy import SessionProducer
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import eventually
 
 
 class Base(DeclarativeBase):
@@ -76,9 +77,15 @@ async def run(shop: Shop, service: Callable[[Shop], None], raises: type[Exceptio
     await asyncio.to_thread(work)
 
 
-def values(world: RestWorld) -> list[bytes | None]:
-    return [record.value for record in world.memory.records("orders")]
+def values(world: RestWorld, topic: str = "orders") -> list[bytes | None]:
+    return [record.value for record in world.memory.records(topic)]
 
 
 def prepares(world: RestWorld) -> int:
     return sum(count for (operation, _), count in world.requests.counts.items() if operation in {"prepare", "end"})
+
+
+async def final_state(world: RestWorld, transaction_id: str) -> str:
+    """Return the state after the end in the background is done."""
+    shown = await eventually(lambda: world.show(transaction_id), lambda shown: shown.body["state"] != "prepared")
+    return str(shown.body["state"])

@@ -96,11 +96,9 @@ async def crossings(coordinator_url: str, postgresql_socket: Path) -> AsyncItera
         task.add_done_callback(links.discard)
         task.add_done_callback(lambda _: writer.close())  # also if it is cancelled before it begins
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", forward)
     database = await asyncio.start_server(connected, "127.0.0.1", 0)
     places.database_port = database.sockets[0].getsockname()[1]
-    async with aiohttp.ClientSession(auto_decompress=False) as session, serving(app) as places.halfway_url:
+    async with aiohttp.ClientSession(auto_decompress=False) as session, serving(forward) as places.halfway_url:
         try:
             yield places
         finally:

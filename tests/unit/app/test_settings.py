@@ -72,15 +72,12 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "variable,value",
     [
-        ("HALFWAY_PORT", "eighty"),
         ("HALFWAY_PORT", "70000"),
-        ("HALFWAY_SHARDS", "0"),
         ("HALFWAY_REPLICATION_FACTOR", "0"),
         ("HALFWAY_SESSION_TIMEOUT_S", "301"),
         ("HALFWAY_CHECK_TIMEOUT_S", "-1"),
         ("HALFWAY_CHECK_TIMEOUT_S", "nan"),
         ("HALFWAY_POLICY__ON_EXHAUSTED", "explode"),
-        ("HALFWAY_LOG_LEVEL", "loud"),
         ("HALFWAY_CHECK_NETWORKS", "10.0.0.1/8"),
         ("HALFWAY_CHECK_HOSTS", "http://orders/"),
         ("HALFWAY_CHECK_CA_FILE", "nowhere.pem"),

@@ -1,4 +1,4 @@
-"""Answers of reachable endpoints, and the caller's result."""
+"""What counts as a verdict, in answers of reachable endpoints; the body of the check."""
 
 import asyncio
 import gzip
@@ -8,12 +8,188 @@ import zlib
 
 import pytest
 
-from halfway.coordinator.ports import CheckReply
+from halfway.checks import caller as question
+from halfway.checks.caller import NotAVerdictError, is_json, read_verdict
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.protocol.records import MAX_REMARK_BYTES, Message, rfc3339
 from halfway.protocol.transactions import Outcome
 from tests.support.checkback.servers import Serve, endpoint, hangs, repeats, response, sends
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import until_true
 from tests.unit.checks.conftest import GROUP, QUESTION, Ask, local_caller
+
+
+def test_a_question_has_the_transaction_and_its_messages_as_a_prepare_takes_them() -> None:
+    """Text is sent as text, other bytes as base64, missing fields as null; a fetched check is the same."""
+    request = CheckRequest(
+        check_id="order-1:3",
+        id="order-1",
+        group="orders",
+        prepared_at=1_767_225_600_007,
+        attempt=3,
+        messages=(
+            Message(
+                topic="coupon",
+                key="Gr\u00f6\u00dfe \U0001f381".encode(),
+                value=b"\xff\x00",
+                headers=(("trace", b"7"), ("empty", b""), ("none", None), ("raw", b"\xfe")),
+                partition=0,
+            ),
+            Message(topic="cart", key=None, value=None),
+            Message(topic="points", key=b"", value=b'{"points": 3}\x00'),
+        ),
+    )
+    assert json.loads(question.encode(request, "Zk3vN0pQ")) == {
+        "type": "transaction.check",
+        "nonce": "Zk3vN0pQ",
+        "id": "order-1",
+        "group": "orders",
+        "prepared_at": "2026-01-01T00:00:00.007Z",
+        "attempt": 3,
+        "messages": [
+            {
+                "topic": "coupon",
+                "key": "Gr\u00f6\u00dfe \U0001f381",
+                "value": {"type": "BINARY", "data": "/wA="},
+                "headers": [
+                    {"name": "trace", "value": "7"},
+                    {"name": "empty", "value": ""},
+                    {"name": "none", "value": None},
+                    {"name": "raw", "value": {"type": "BINARY", "data": "/g=="}},
+                ],
+                "partition": 0,
+            },
+            {"topic": "cart", "key": None, "value": None, "headers": [], "partition": None},
+            {
+                "topic": "points",
+                "key": "",
+                "value": {"type": "BINARY", "data": "eyJwb2ludHMiOiAzfQA="},
+                "headers": [],
+                "partition": None,
+            },
+        ],
+    }
+
+
+def test_times_are_in_utc_with_milliseconds() -> None:
+    """Every time has the same format, also on a full second."""
+    assert rfc3339(0) == "1970-01-01T00:00:00.000Z"
+    assert rfc3339(1_767_225_600_999) == "2026-01-01T00:00:00.999Z"
+
+
+NONCE = "Zk3vN0pQ1rS5tUwXyZ-_ab"
+
+
+def test_other_fields_are_let_through() -> None:
+    """A service may send additional fields."""
+    body = b'{"order": {"id": 7, "outcome": "rollback"}, "outcome": "commit", "tags": []}'
+    assert read_verdict(body, NONCE) == (Outcome.COMMIT, None, False)
+
+
+def test_an_echoed_nonce_binds_the_verdict_to_its_question() -> None:
+    """Only the exact string counts, and only next to the outcome."""
+    bound = b'{"outcome": "rollback", "nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab", "remark": "never came"}'
+    assert read_verdict(bound, NONCE) == (Outcome.ROLLBACK, "never came", True)
+    elsewhere = b'{"outcome": "rollback", "question": {"nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab"}}'
+    assert not read_verdict(elsewhere, NONCE).bound
+
+
+def test_a_remark_is_kept_and_cut_to_its_limit() -> None:
+    """A remark of any length does not affect the verdict, and is cut between characters."""
+    body = '{{"outcome": "rollback", "remark": "{}"}}'.format("\u00e9" * 5000).encode()
+    outcome, remark, _ = read_verdict(body, NONCE)
+    assert (outcome, remark) == (Outcome.ROLLBACK, "\u00e9" * (MAX_REMARK_BYTES // 2))
+
+
+@pytest.mark.parametrize("remark", ["7", "null", '{"a": 1}', "[]"])
+def test_a_remark_that_is_no_string_is_left_out(remark: str) -> None:
+    """The verdict counts without it."""
+    assert read_verdict(f'{{"outcome": "commit", "remark": {remark}}}'.encode(), NONCE)[:2] == (Outcome.COMMIT, None)
+
+
+def test_a_remark_with_half_a_character_is_text_afterwards() -> None:
+    """A lone surrogate, which JSON can contain, is replaced, because UTF-8 cannot encode it."""
+    _, remark, _ = read_verdict(b'{"outcome": "commit", "remark": "\\ud800!"}', NONCE)
+    assert remark == "?!"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"commit",
+        b'"commit"',
+        b"null",
+        b'["commit"]',
+        b'[{"outcome": "commit"}]',
+        b"{}",
+        b'{"outcome": "COMMITTED"}',
+        b'{"outcome": "COMMIT"}',
+        b'{"outcome": "Commit"}',
+        b'{"outcome": " commit"}',
+        b'{"outcome": "commit\\u0000"}',
+        b'{"outcome": "committed"}',
+        b'{"outcome": ""}',
+        b'{"outcome": null}',
+        b'{"outcome": true}',
+        b'{"outcome": 0}',
+        b'{"outcome": ["commit"]}',
+        b'{"outcome": {"outcome": "commit"}}',
+        b'{"Outcome": "commit"}',
+        b'{"result": {"outcome": "commit"}}',
+        b'{"outcome": "commit"} and so on',
+        b'{"outcome": "commit"}{"outcome": "commit"}',
+        b'{"outcome": "commit"},',
+        b'{"outcome": "commit",}',
+        b'{"outcome": "commit"',
+        b"{'outcome': 'commit'}",
+        b'{outcome: "commit"}',
+        b'{"outcome": "commit"} // done',
+        b'{"outcome": "commit", "outcome": "rollback"}',
+        b'{"outcome": "rollback", "outcome": "commit"}',
+        b'{"outcome": "commit", "outcome": "commit"}',
+        b'{"outcome": "commit", "\\u006futcome": "rollback"}',
+        b'{"outcome": "commit", "nonce": "that of another question"}',
+        b'{"outcome": "commit", "nonce": null}',
+        b'{"outcome": "commit", "nonce": ["Zk3vN0pQ1rS5tUwXyZ-_ab"]}',
+        b'{"outcome": "commit", "nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab ", "a": 1}',
+        b'{"outcome": "commit", "nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab", "nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab"}',
+        b'{"outcome": "commit", "cost": NaN}',
+        b'{"outcome": "commit", "cost": -Infinity}',
+        b'\xef\xbb\xbf{"outcome": "commit"}',
+        b'{"outcome": "commit", "remark": "\xff"}',
+        '{"outcome": "commit"}'.encode("utf-16"),
+        b'{"outcome": "commit", "a": ' + b"[" * 60_000,
+        b'{"outcome": "commit", "a": ' + b"9" * 60_000 + b"}",
+        b"<html><body>commit</body></html>",
+    ],
+    ids=lambda body: repr(body[:70]),
+)
+def test_anything_else_is_no_verdict(body: bytes) -> None:
+    """Everything except one object with one valid outcome is refused."""
+    with pytest.raises(NotAVerdictError) as caught:
+        read_verdict(body, NONCE)
+    assert "commit" not in str(caught.value).replace("is not commit, rollback or unknown", "")
+    assert NONCE not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content_type, accepted",
+    [
+        ("application/json", True),
+        ("application/vnd.orders.v1+json", True),
+        ("text/html", False),
+        ("text/json", False),
+        ("text/plain", False),
+        ("application/jsonp", False),
+        ("application/octet-stream", False),
+        ("image/svg+json", False),
+    ],
+)
+def test_only_a_json_media_type_holds_a_verdict(content_type: str, accepted: bool) -> None:
+    """The answer must declare itself as JSON."""
+    assert is_json(content_type) is accepted
+
 
 COMMIT = b'{"outcome": "commit"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

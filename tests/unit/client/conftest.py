@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from halfway.client.barrier import Barrier, sqlite_transactions
 from tests.support.client.patience import patient
 from tests.support.rest.client import RestWorld
 from tests.unit.client.test_barrier import Shop
@@ -17,6 +18,13 @@ async def world() -> AsyncIterator[RestWorld]:
     async with RestWorld() as world:
         await world.put_shop()
         yield world
+
+
+@pytest.fixture
+def barrier(tmp_path: Path) -> Barrier:
+    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))
+    barrier.create()
+    return barrier
 
 
 @pytest.fixture

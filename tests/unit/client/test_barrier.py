@@ -1,5 +1,6 @@
-"""The barrier on a real SQLite: the local transaction or the check decides, whichever comes first."""
+"""The barrier on a real SQLite: the local transaction or the check decides, whichever comes first; its maintenance."""
 
+import asyncio
 import re
 import sqlite3
 from asyncio import sleep
@@ -11,15 +12,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
 
+from halfway.client import Halfway, Message, SyncHalfway, UnavailableError
 from halfway.client.barrier import (
+    AsyncBarrier,
     Barrier,
+    BarrierMaintenance,
     ConflictError,
     InvalidRetentionError,
     LateTransactionError,
     MissingTableError,
     NoStoreError,
+    OtherDatabaseError,
     UncommittedConnectionError,
     UnsupportedConnectionError,
     sqlite_transactions,
@@ -28,6 +35,10 @@ from halfway.client.barrier.table import STATEMENTS, BarrierTable, Dialect
 from halfway.client.checks.answers import Check
 from halfway.client.consumer.inbox import Inbox, InboxTable
 from halfway.client.messages import may_have_committed
+from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
+from tests.support.ids import named_id
+from tests.support.rest.client import RestWorld
+from tests.support.waiting import GENEROUS_S
 
 
 class Shop:
@@ -198,3 +209,153 @@ def test_a_service_to_copy_runs_the_statements_of_the_barrier(service: str) -> N
 
 def _in_one_line(text: str) -> str:
     return re.sub(r"\( ", "(", re.sub(r"\$[12]", "?", " ".join(text.split())))
+
+
+async def test_a_session_of_another_database_is_refused(world: RestWorld, tmp_path: Path) -> None:
+    """A session of the barrier's database is accepted, on any engine."""
+    looked_into, other = (create_engine(f"sqlite:///{tmp_path / name}") for name in ("shop.sqlite", "other.sqlite"))
+    for engine in (looked_into, other):
+        Barrier("sqlite", engine.begin).create()
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE orders (id text)"))
+    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))
+
+    def send(client: SyncHalfway, engine: Engine) -> None:
+        with Session(engine) as session, session.begin():
+            session.execute(text("INSERT INTO orders VALUES ('1')"))
+            SessionProducer(client).send(session, "orders", "1", "v")
+
+    def work() -> None:
+        with SyncHalfway(world.url, "shop", barrier=barrier) as client:
+            client.register(topics=["orders"])
+            for _ in range(2):
+                with pytest.raises(OtherDatabaseError, match="barrier of this database"):
+                    send(client, other)
+            send(client, looked_into)
+
+    await asyncio.to_thread(work)
+    with other.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orders")).scalar_one() == 0
+    assert len(world.memory.records("orders")) == 1
+    looked_into.dispose()
+    other.dispose()
+
+
+async def test_an_asynchronous_one_is_refused_as_well(world: RestWorld, tmp_path: Path) -> None:
+    looked_into, other = (
+        create_async_engine(f"sqlite+aiosqlite:///{tmp_path / name}", poolclass=NullPool) for name in ("a", "b")
+    )
+    barrier = AsyncBarrier("sqlite", looked_into.begin)
+    await barrier.create()
+    await AsyncBarrier("sqlite", other.begin).create()
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        await client.register(topics=["orders"])
+        producer = AsyncSessionProducer(client)
+        with pytest.raises(OtherDatabaseError):
+            async with other.begin() as connection:
+                await producer.send(connection, "orders", "1", "v")
+        async with looked_into.begin() as connection:
+            await producer.send(connection, "orders", "1", "v")
+    assert len(world.memory.records("orders")) == 1
+    await looked_into.dispose()
+    await other.dispose()
+
+
+async def test_a_table_made_before_tables_had_a_mark_is_taken(world: RestWorld, tmp_path: Path) -> None:
+    begin = sqlite_transactions(tmp_path / "shop.sqlite")
+    barrier = Barrier("sqlite", begin)
+    barrier.create()
+    with begin() as connection:
+        connection.execute("DELETE FROM halfway_barrier")
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        await client.register(topics=["orders"])
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
+    with engine.begin() as connection:
+        barrier.insert(connection, "a")
+    assert barrier.look("a") == "commit"
+    engine.dispose()
+
+
+async def test_a_service_may_start_before_its_database(world: RestWorld, tmp_path: Path) -> None:
+    """If the mark of the table is not known, it is not compared."""
+    path = tmp_path / "not mounted yet" / "shop.sqlite"
+    barrier = Barrier("sqlite", sqlite_transactions(path))
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        await client.register(topics=["orders"])
+    path.parent.mkdir()
+    barrier.create()
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        barrier.insert(connection, "a")
+    assert barrier.look("a") == "commit"
+    engine.dispose()
+
+
+ORDER = Message(topic="orders", key="42", value="paid")
+ORDER_ID = named_id("order-42")
+OPEN_ID = named_id("open")
+
+
+@pytest.fixture
+def barrier(tmp_path: Path) -> Barrier:
+    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite", busy_s=GENEROUS_S))
+    barrier.create()
+    return barrier
+
+
+def decide_here(barrier: Barrier, *ids: str) -> None:
+    with barrier._connect() as connection:
+        for one in ids:
+            barrier.insert(connection, one)
+
+
+async def test_what_was_decided_and_never_ended_is_ended(world: RestWorld, barrier: Barrier) -> None:
+    ids = [named_id(f"order-{number}") for number in range(120)]
+    async with Halfway(world.url, "shop") as client:
+        await asyncio.gather(*(client.prepare([ORDER], id=one) for one in [*ids, OPEN_ID]))
+        decide_here(barrier, *ids)
+        assert await BarrierMaintenance(client, barrier, older_than_s=1e9).reconcile() == 0  # too young
+        maintenance = BarrierMaintenance(client, barrier, older_than_s=0)
+        assert await maintenance.reconcile() == 120
+        assert await maintenance.reconcile() == 0
+        assert (await client.show(OPEN_ID))["state"] == "prepared"
+    assert len(world.memory.records("orders")) == 120
+
+
+async def test_a_retention_that_is_too_short_is_refused_at_the_start(world: RestWorld, barrier: Barrier) -> None:
+    barrier.retention_s = 3600
+    async with Halfway(world.url, "shop") as client:
+        with pytest.raises(InvalidRetentionError, match="retention_s of 86400 or more"):
+            await BarrierMaintenance(client, barrier).run()
+
+
+async def test_it_goes_on_beside_a_client_for_threads(world: RestWorld, barrier: Barrier) -> None:
+    def work() -> None:
+        with SyncHalfway(world.url, "shop") as client:
+            client.run_in_background(
+                lambda inner: BarrierMaintenance(inner, barrier, every_s=0.01, older_than_s=0).run()
+            )
+            client.prepare([ORDER], id=ORDER_ID)
+            decide_here(barrier, ORDER_ID)
+            while client.show(ORDER_ID)["state"] != "committed":
+                pass
+
+    async with asyncio.timeout(GENEROUS_S):
+        await asyncio.to_thread(work)
+    assert len(world.memory.records("orders")) == 1
+
+
+async def test_a_coordinator_that_is_away_is_one_line(
+    world: RestWorld, barrier: Barrier, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It passes, and the work is done again: neither an error nor a traceback."""
+    async with Halfway(world.url, "shop") as client:
+        maintenance = BarrierMaintenance(client, barrier)
+
+        async def away() -> int:
+            raise UnavailableError("503 shard_unavailable: moving")
+
+        await maintenance._log_failure_of(away, "the barrier was not reconciled")
+    [record] = caplog.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert record.message == "the barrier was not reconciled, trying again: 503 shard_unavailable: moving"

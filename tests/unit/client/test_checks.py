@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 from fastapi import FastAPI
 from flask import Flask, current_app, g
 from starlette.applications import Starlette
@@ -89,10 +89,8 @@ Ask = Callable[..., Any]
 
 
 async def over_aiohttp(decide: Any, body: bytes, signed: Signed = UNSIGNED) -> tuple[int, str, bytes]:
-    app = web.Application(client_max_size=10)
-    app.router.add_post("/check", AiohttpChecks(decide, signed.verifier).__call__)
     async with (
-        serving(app) as url,
+        serving(AiohttpChecks(decide, signed.verifier).__call__, client_max_size=10) as url,
         ClientSession() as session,
         session.post(f"{url}/check", data=body, headers=signed.headers) as response,
     ):

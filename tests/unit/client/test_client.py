@@ -48,10 +48,11 @@ from halfway.client import (
 from halfway.client.barrier import Barrier, BarrierMaintenance, Store, sqlite_transactions
 from halfway.client.calls.call import ATTEMPT_S
 from tests.support.client.serving import serving
+from tests.support.client.shop import final_state, values
 from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
-from tests.support.waiting import GENEROUS_S, eventually
+from tests.support.waiting import GENEROUS_S
 
 ORDER = Message(topic="orders", key="42", value={"total": 9.9}, headers={"trace": b"\xff"})
 ORDER_ID = named_id("order-42")
@@ -67,10 +68,6 @@ async def halfway(world: RestWorld) -> AsyncIterator[Halfway]:
         yield client
 
 
-def written_values(world: RestWorld, topic: str = "orders") -> list[bytes | None]:
-    return [record.value for record in world.memory.records(topic)]
-
-
 class DatabaseError(Exception):
     """Takes the place of the base class of a driver's errors."""
 
@@ -82,9 +79,9 @@ class OperationalError(DatabaseError):
 async def test_leaving_the_block_commits(world: RestWorld, halfway: Halfway) -> None:
     async with halfway.transaction([ORDER, Message(topic="coupons", value=b"\x00")]) as transaction:
         shown = await halfway.show(transaction.id)
-        assert (shown["state"], written_values(world)) == ("prepared", [])
-    assert written_values(world) == [b'{"total":9.9}']
-    assert written_values(world, "coupons") == [b"\x00"]
+        assert (shown["state"], values(world)) == ("prepared", [])
+    assert values(world) == [b'{"total":9.9}']
+    assert values(world, "coupons") == [b"\x00"]
 
 
 async def test_an_exception_rolls_back_and_goes_on(world: RestWorld, halfway: Halfway) -> None:
@@ -92,8 +89,8 @@ async def test_an_exception_rolls_back_and_goes_on(world: RestWorld, halfway: Ha
     with pytest.raises(ZeroDivisionError):
         async with transaction:
             raise ZeroDivisionError
-    assert await state_after(halfway, transaction.id) == "rolled_back"
-    assert written_values(world) == []
+    assert await final_state(world, transaction.id) == "rolled_back"
+    assert values(world) == []
 
 
 @pytest.mark.parametrize("kind", [OperationalError, ConnectionResetError, TimeoutError, asyncio.CancelledError])
@@ -128,7 +125,7 @@ async def test_the_block_may_end_it_itself_once(world: RestWorld, halfway: Halfw
     assert (await halfway.show(transaction.id))["state"] == "rolled_back"
     with pytest.raises(TransactionEndedError, match="already entered"):
         await transaction.__aenter__()
-    assert written_values(world) == []
+    assert values(world) == []
 
 
 async def test_one_inside_another_is_refused_and_nothing_is_prepared(halfway: Halfway) -> None:
@@ -182,7 +179,7 @@ async def run_many(halfway: Halfway, count: int) -> None:
 async def test_callers_share_one_stream(world: RestWorld) -> None:
     async with Halfway(world.url, "shop", prepare_timeout_s=60, end_timeout_s=60, stream=True) as client:
         await run_many(client, 300)
-    assert len(written_values(world)) == 300
+    assert len(values(world)) == 300
     assert world.requests.counts == {
         ("putGroup", 201): 1,
         ("stream", 101): 1,
@@ -194,7 +191,7 @@ async def test_callers_share_one_stream(world: RestWorld) -> None:
 async def test_without_a_stream_callers_at_one_moment_share_requests(world: RestWorld) -> None:
     async with Halfway(world.url, "shop", prepare_timeout_s=60, end_timeout_s=60) as client:
         await run_many(client, 300)
-    assert len(written_values(world)) == 300
+    assert len(values(world)) == 300
     assert {operation for operation, _ in world.requests.counts} == {"putGroup", "batch"}
     assert world.requests.counts.total() < 60, world.requests.counts
 
@@ -215,13 +212,13 @@ async def test_one_that_is_wrong_disturbs_no_other(world: RestWorld, halfway: Ha
     results = await asyncio.gather(*map(run_one, ["orders", "absent", "orders"]), return_exceptions=True)
     assert [type(one) for one in results] == [type(None), InvalidRequestError, type(None)]
     assert "absent" in str(results[1])
-    assert len(written_values(world)) == 2
+    assert len(values(world)) == 2
 
 
 async def test_a_coordinator_that_is_down_is_passed_by(world: RestWorld) -> None:
     async with Halfway(["http://127.0.0.1:1", world.url], "shop") as client, client.transaction([ORDER]):
         pass
-    assert len(written_values(world)) == 1
+    assert len(values(world)) == 1
 
 
 async def test_a_coordinator_that_hangs_leaves_time_for_the_next(world: RestWorld) -> None:
@@ -237,32 +234,6 @@ async def test_a_coordinator_that_hangs_leaves_time_for_the_next(world: RestWorl
             await time.out(client.prepare([ORDER], id=ORDER_ID), 102, once=asked.is_set, what="one hangs")
             assert (await client.show(ORDER_ID))["state"] == "prepared"
         done.set()
-
-
-@pytest.mark.parametrize("new_id, state", [(True, "rolled_back"), (False, "prepared")])
-async def test_a_prepare_that_is_cancelled_after_it_was_stored(
-    world: RestWorld, halfway: Halfway, monkeypatch: pytest.MonkeyPatch, new_id: bool, state: str
-) -> None:
-    """A transaction whose id another caller may also use is left to check-back."""
-    halfway._shared._by_request, halfway._shared._uses_stream = True, False
-    stored = asyncio.Event()
-    send = halfway._transport.send
-
-    async def hold_the_answer(*arguments: Any, **named: Any) -> Any:
-        reply = await send(*arguments, **named)
-        if not stored.is_set():
-            stored.set()
-            await asyncio.Event().wait()
-        return reply
-
-    monkeypatch.setattr(halfway._transport, "send", hold_the_answer)
-    prepare = asyncio.create_task(halfway.prepare([ORDER], id=ORDER_ID, new_id=new_id))
-    await stored.wait()
-    assert (await world.show(ORDER_ID)).body["state"] == "prepared"
-    prepare.cancel()
-    await asyncio.gather(prepare, return_exceptions=True)
-    await asyncio.gather(*halfway._background)
-    assert (await world.show(ORDER_ID)).body["state"] == state
 
 
 @pytest.mark.parametrize("new_id, state", [(True, "rolled_back"), (False, "prepared")])
@@ -357,12 +328,6 @@ async def test_a_process_of_an_old_release_takes_nothing_from_its_group(world: R
         replaced = await client.register(topics=["orders"], replace=True)
         assert (replaced["topics"], replaced["check"]) == (["orders"], {"mode": "pull", "urls": []})
         assert replaced["policy"]["max_checks"] == 15
-
-
-async def state_after(client: Halfway, transaction_id: str) -> str:
-    """Return the state after the end in the background is done."""
-    shown = await eventually(lambda: client.show(transaction_id), lambda shown: shown["state"] != "prepared")
-    return str(shown["state"])
 
 
 def nested(depth: int) -> list[Any]:
@@ -495,7 +460,7 @@ def test_each_event_loop_has_a_client_of_its_own_at_the_same_time() -> None:
             with SyncHalfway(world.url, "shop") as shared:
                 await asyncio.gather(*(asyncio.to_thread(use_both, shared) for _ in range(3)))
                 await asyncio.to_thread(shared.close)
-            assert len(written_values(world)) == 18
+            assert len(values(world)) == 18
 
     asyncio.run(serve())
 
@@ -565,9 +530,7 @@ async def test_a_poll_waits_no_longer_than_its_attempt_may_take() -> None:
             return web.json_response({"error_code": "overloaded", "detail": "later"}, status=503)
         return web.json_response({"checks": []})
 
-    app = web.Application()
-    app.router.add_get("/v1/groups/shop/checks", answer)
-    async with serving(app) as url:
+    async with serving(answer) as url:
         async with Halfway(url, "shop", prepare_timeout_s=20) as client:
             await client.fetch_checks(wait_s=20, max_checks=1)
         async with Halfway([url, "http://127.0.0.1:1"], "shop", prepare_timeout_s=20) as client:

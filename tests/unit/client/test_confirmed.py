@@ -8,23 +8,50 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from django.db import transaction
-from sqlalchemy import create_engine, event, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from halfway.client import Halfway, SyncHalfway
+from halfway.client import Halfway, Message, SyncHalfway
 from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.django import AtomicProducer, django_barrier
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
-from tests.support.client.shop import transactional
-from tests.support.client.stalling import Stalling, run_stalling
+from tests.support.client.serving import serving
+from tests.support.client.shop import final_state, transactional
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import until_true
 from tests.unit.client.django_project import insert, project
-from tests.unit.client.test_settling import final_state
+
+
+class Stalling:
+    """Stands before a coordinator, and passes each request on when the test allows it, or cuts its connection."""
+
+    def __init__(self, world: RestWorld) -> None:
+        self._world = world
+        self.arrived: asyncio.Queue[str] = asyncio.Queue()
+        self.goes_on = asyncio.Semaphore(0)
+        self.dies_before = ""
+        """The kind of call, `prepare` or `end`, whose connections are cut from then on."""
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        kind = next(iter(body))
+        if kind == self.dies_before:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+        self.arrived.put_nowait(kind)
+        await self.goes_on.acquire()
+        answer = await self._world.call("POST", "/v1/batch", body)
+        return web.json_response(answer.body, status=answer.status, headers={"Date": answer.headers["Date"]})
+
 
 LONG_S = 60.0
 SHORT_S = 0.2
+
 
 Send = Callable[[], str]
 """Commits an order with its message, and returns the id of the transaction."""
@@ -101,8 +128,14 @@ KINDS = [
 
 @pytest.fixture
 async def stalling(world: RestWorld) -> AsyncIterator[Stalling]:
-    async with run_stalling(world) as stalling:
-        yield stalling
+    """Run one in front of the coordinator of `world`."""
+    stalling = Stalling(world)
+    async with serving(stalling.answer, "/v1/batch") as stalling.url:
+        try:
+            yield stalling
+        finally:
+            for _ in range(100):  # release waiting requests: the server stops after it has answered
+                stalling.goes_on.release()
 
 
 def orders(path: Path) -> int:
@@ -290,3 +323,130 @@ async def test_a_listener_before_the_commit_may_be_the_first_to_send(world: Rest
             return str(client.show(ids[0])["state"])
 
     assert await asyncio.to_thread(work) == "committed"
+
+
+ORDER = Message(topic="orders", key="42", value="paid")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}", pool_size=1, max_overflow=0, pool_timeout=60)
+    Barrier("sqlite", engine.begin).create()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id text)"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+async def pool(engine: Engine) -> AsyncIterator[AsyncEngine]:
+    """Provide the same database to an asynchronous service, also with one connection."""
+    url = engine.url.set(drivername="sqlite+aiosqlite")
+    pool = create_async_engine(url, pool_size=1, max_overflow=0, pool_timeout=60)
+    yield pool
+    await pool.dispose()
+
+
+def connections_in_use(engine: Engine) -> int:
+    return int(engine.pool.checkedout())  # type: ignore[attr-defined]  # a pool of this kind has it
+
+
+async def test_around_a_transaction_none_is_held(world: RestWorld, stalling: Stalling, engine: Engine) -> None:
+    barrier = Barrier("sqlite", engine.begin)
+
+    def place() -> None:
+        with (
+            SyncHalfway(stalling.url, "shop", barrier=barrier, prepare_timeout_s=60) as client,
+            client.transaction([ORDER]) as transaction,
+            engine.begin() as connection,
+        ):
+            connection.execute(text("INSERT INTO orders VALUES ('42')"))
+            barrier.insert(connection, transaction.id)
+
+    def orders_seen_by_others() -> int:
+        with engine.begin() as connection:
+            return int(connection.execute(text("SELECT count(*) FROM orders")).scalar_one())
+
+    placing = asyncio.create_task(asyncio.to_thread(place))
+    for step, orders in (("prepare", 0), ("end", 1)):
+        assert await stalling.arrived.get() == step
+        assert connections_in_use(engine) == 0
+        assert await asyncio.to_thread(orders_seen_by_others) == orders
+        stalling.goes_on.release()
+    await placing
+    assert len(world.memory.records("orders")) == 1
+
+
+async def test_around_an_asynchronous_transaction_none_is_held(
+    world: RestWorld, stalling: Stalling, pool: AsyncEngine
+) -> None:
+    barrier = AsyncBarrier("sqlite", pool.begin)
+
+    async def place() -> None:
+        async with (
+            Halfway(stalling.url, "shop", barrier=barrier, prepare_timeout_s=60) as client,
+            client.transaction([ORDER]) as transaction,
+            pool.begin() as connection,
+        ):
+            await connection.execute(text("INSERT INTO orders VALUES ('42')"))
+            await barrier.insert(connection, transaction.id)
+
+    placing = asyncio.create_task(place())
+    for step, orders in (("prepare", 0), ("end", 1)):
+        assert await stalling.arrived.get() == step
+        assert connections_in_use(pool.sync_engine) == 0
+        async with pool.begin() as connection:
+            assert (await connection.execute(text("SELECT count(*) FROM orders"))).scalar_one() == orders
+        stalling.goes_on.release()
+    await placing
+    assert len(world.memory.records("orders")) == 1
+
+
+@pytest.mark.parametrize("begin, held_at_the_end", [(Session.begin, 0), (Connection.begin, 1)])
+async def test_inside_a_session_one_is_held_until_the_prepare_is_answered(
+    world: RestWorld, stalling: Stalling, engine: Engine, begin: Any, held_at_the_end: int
+) -> None:
+    """As docs/python.md says: a Session returns it before it waits for the end, a Connection is its caller's."""
+    barrier = Barrier("sqlite", engine.begin)
+
+    def place() -> None:
+        with SyncHalfway(stalling.url, "shop", barrier=barrier, prepare_timeout_s=60, end_timeout_s=60) as client:
+            session: Any = Session(engine) if begin is Session.begin else engine.connect()
+            with session, begin(session):
+                session.execute(text("INSERT INTO orders VALUES ('42')"))
+                SessionProducer(client).send(session, "orders", "42", "paid")
+            assert connections_in_use(engine) == 0
+
+    placing = asyncio.create_task(asyncio.to_thread(place))
+    assert await stalling.arrived.get() == "prepare"
+    assert connections_in_use(engine) == 1
+    stalling.goes_on.release()
+    assert await stalling.arrived.get() == "end"
+    await until_true(lambda: connections_in_use(engine) == held_at_the_end, what="the connection is given back")
+    assert not placing.done()
+    stalling.goes_on.release()
+    await placing
+    assert len(world.memory.records("orders")) == 1
+
+
+async def test_inside_an_asynchronous_session_none_is_held_while_the_end_is_confirmed(
+    world: RestWorld, stalling: Stalling, pool: AsyncEngine
+) -> None:
+    barrier = AsyncBarrier("sqlite", pool.begin)
+
+    async def place() -> None:
+        async with (
+            Halfway(stalling.url, "shop", barrier=barrier, prepare_timeout_s=60, end_timeout_s=60) as client,
+            AsyncSession(pool) as session,
+        ):
+            await session.execute(text("INSERT INTO orders VALUES ('42')"))
+            await AsyncSessionProducer(client).send(session, "orders", "42", "paid")
+            await session.commit()
+
+    placing = asyncio.create_task(place())
+    for step, holds in (("prepare", 1), ("end", 0)):
+        assert await stalling.arrived.get() == step
+        await until_true(lambda: connections_in_use(pool.sync_engine) == holds, what=f"holds {holds}")  # noqa: B023 - called immediately
+        stalling.goes_on.release()
+    await placing
+    assert len(world.memory.records("orders")) == 1

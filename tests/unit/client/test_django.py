@@ -32,11 +32,10 @@ from halfway.client import (
 from halfway.client.barrier import NoTransactionError, Store
 from halfway.client.django import AtomicProducer, DjangoChecks, django_barrier
 from halfway.protocol.keys import CheckSecrets
-from tests.support.client.shop import prepares, values
+from tests.support.client.shop import final_state, prepares, values
 from tests.support.rest.client import RestWorld
 from tests.unit.client.django_project import count, forget_connection, insert, project
 from tests.unit.client.test_checks import BODY, QUESTION
-from tests.unit.client.test_settling import final_state
 
 PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 

@@ -148,9 +148,7 @@ async def test_a_refused_id_tells_the_coordinators_time_and_another_one_follows(
 ) -> None:
     """The next ids need no second call. An id of the caller is not replaced."""
     strict = Strict(error_code, status)
-    app = web.Application()
-    app.router.add_post("/v1/batch", strict.answer)
-    async with serving(app) as url, Halfway(url, "shop") as client:
+    async with serving(strict.answer, "/v1/batch") as url, Halfway(url, "shop") as client:
         for _ in range(2):
             async with client.transaction([ORDER]) as transaction:
                 assert transaction.id == strict.prepared[-1]
@@ -165,9 +163,7 @@ async def test_an_id_that_may_have_been_accepted_is_not_replaced() -> None:
     """The answer to the first attempt was lost."""
     strict = Strict("outcome_expired", 410)
     strict.lost = 1
-    app = web.Application()
-    app.router.add_post("/v1/batch", strict.answer)
-    async with serving(app) as url, Halfway(url, "shop") as client:
+    async with serving(strict.answer, "/v1/batch") as url, Halfway(url, "shop") as client:
         with pytest.raises(OutcomeExpiredError):
             async with client.transaction([ORDER]):
                 pytest.fail("the block ran")
@@ -177,8 +173,6 @@ async def test_an_id_that_may_have_been_accepted_is_not_replaced() -> None:
 async def test_a_local_transaction_that_lasts_longer_than_the_horizon_is_sent_under_a_new_id() -> None:
     """Its id was made when its first message was sent."""
     strict = Strict("outcome_expired", 410)
-    app = web.Application()
-    app.router.add_post("/v1/batch", strict.answer)
     rows: list[str] = []
 
     def commit(client: SyncHalfway) -> None:
@@ -198,6 +192,6 @@ async def test_a_local_transaction_that_lasts_longer_than_the_horizon_is_sent_un
         with SyncHalfway(url, "shop") as client:
             commit(client)
 
-    async with serving(app) as url:
+    async with serving(strict.answer, "/v1/batch") as url:
         await asyncio.to_thread(work, url)
     assert strict.prepared[-1] == rows[-1]

@@ -47,9 +47,7 @@ class Stranger:
 @pytest.fixture
 async def stranger() -> AsyncIterator[Stranger]:
     stranger = Stranger()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", stranger.answer)
-    async with serving(app) as stranger.url:
+    async with serving(stranger.answer) as stranger.url:
         yield stranger
 
 
@@ -136,9 +134,7 @@ async def test_a_prepare_that_is_refused_after_a_lost_answer_is_not_left_behind(
         passed = await world.call("POST", "/v1/batch", body)
         return web.json_response(passed.body, status=passed.status)
 
-    app = web.Application()
-    app.router.add_post("/v1/batch", answer)
-    async with serving(app) as url:
+    async with serving(answer, "/v1/batch") as url:
         async with Halfway(url, "shop", prepare_timeout_s=60) as client:
             with pytest.raises(ForbiddenError, match="403"):
                 await client.prepare([ORDER], id=ORDER_ID, new_id=True)

@@ -43,9 +43,7 @@ class Guarded:
 @pytest.fixture
 async def guarded() -> AsyncIterator[tuple[Guarded, str]]:
     guarded = Guarded()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", guarded.answer)
-    async with serving(app) as url:
+    async with serving(guarded.answer) as url:
         yield guarded, url
 
 

@@ -18,6 +18,7 @@ from halfway.client import (
     RefusedError,
     UnknownTransactionError,
 )
+from halfway.client.errors import error_of
 from tests.support.client.serving import serving
 from tests.support.waiting import GENEROUS_S
 
@@ -43,9 +44,7 @@ class PreparedAnswers:
 @pytest.fixture
 async def prepared_answers() -> AsyncIterator[PreparedAnswers]:
     prepared_answers = PreparedAnswers()
-    app = web.Application()
-    app.router.add_post("/v1/batch", prepared_answers.answer)
-    async with serving(app) as prepared_answers.url:
+    async with serving(prepared_answers.answer, "/v1/batch") as prepared_answers.url:
         yield prepared_answers
 
 
@@ -120,3 +119,33 @@ async def test_ends_above_the_bound_are_told_and_left_to_check_back(
     assert [
         "left to check-back" in record.message for record in caplog.records if record.name.startswith("halfway")
     ] == [True]
+
+
+OUTLIVES = "max_age_s 604800 could outlive the op topic's retention: at most 86400"
+
+
+@pytest.mark.parametrize(
+    "detail, errors, text",
+    [
+        (OUTLIVES, [("policy.max_age_s", OUTLIVES)], f"invalid_request: {OUTLIVES} (policy.max_age_s)"),
+        ("group: too long", [("group", "too long")], "invalid_request: group: too long"),
+        (
+            "group: too long (and 1 more, in `errors`)",
+            [("group", "too long"), ("id", "empty")],
+            "invalid_request: group: too long (and 1 more, in `errors`); id: empty",
+        ),
+        ("wrong", [], "invalid_request: wrong"),
+    ],
+    ids=["without the field", "with the field", "two fields", "no field"],
+)
+def test_a_text_says_nothing_twice(detail: str, errors: list[tuple[str, str]], text: str) -> None:
+    """A field and its error are added only if the detail does not have them; `errors` has all of them."""
+    problem = {
+        "status": 422,
+        "error_code": "invalid_request",
+        "detail": detail,
+        "errors": [{"field": field, "detail": cause} for field, cause in errors],
+    }
+    error = error_of(problem)
+    assert str(error) == text
+    assert error.errors == dict(errors)

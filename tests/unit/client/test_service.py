@@ -43,13 +43,6 @@ ORDER = Message(topic="orders", key="42", value="paid")
 SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.1}
 
 
-@pytest.fixture
-def barrier(tmp_path: Path) -> Barrier:
-    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))
-    barrier.create()
-    return barrier
-
-
 def test_it_fetches_its_checks_if_it_cannot_be_called(barrier: Barrier) -> None:
     """If an end is lost, halfway sends a check, and the barrier answers it."""
     with MemoryServer() as server:

@@ -1,20 +1,22 @@
 """Messages in a session of SQLAlchemy are committed or rolled back with its database transaction, on a real SQLite."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 from halfway.client import (
     ClientClosedError,
+    Halfway,
     InvalidRequestError,
     Message,
     MixedProducersError,
@@ -25,14 +27,14 @@ from halfway.client import (
     UnserialisableMessageError,
 )
 from halfway.client.barrier import (
+    AsyncBarrier,
     NoTransactionError,
     UnsupportedConnectionError,
 )
-from halfway.client.sqlalchemy import SessionProducer
-from tests.support.client.shop import Order, Shop, prepares, run, values
+from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
+from tests.support.client.shop import Base, Order, Shop, counting, final_state, prepares, run, transactional, values
 from tests.support.rest.client import RestWorld
 from tests.unit.client.test_barrier import check_of
-from tests.unit.client.test_settling import final_state
 
 
 @pytest.fixture
@@ -324,3 +326,97 @@ async def test_inside_a_block_of_the_same_client_it_is_refused(world: RestWorld,
 def a_whole_service(shop: Shop, value: str) -> None:
     with a_session(shop) as session:
         shop.producer.send(session, "orders", "1", value)
+
+
+class AsyncShop:
+    """A service with an asynchronous engine, a client and a producer."""
+
+    def __init__(self, engine: AsyncEngine, client: Halfway, barrier: AsyncBarrier) -> None:
+        self.engine = engine
+        self.client = client
+        self.barrier = barrier
+        self.producer = AsyncSessionProducer(client)
+
+    async def count(self, table: str = "orders") -> int:
+        async with self.engine.begin() as connection:
+            return int((await connection.execute(text(counting(table)))).scalar_one())
+
+
+@pytest.fixture
+async def async_shop(world: RestWorld, tmp_path: Path) -> AsyncIterator[AsyncShop]:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.sqlite'}", poolclass=NullPool)
+    transactional(engine.sync_engine)
+    barrier = AsyncBarrier("sqlite", engine.begin)
+    await barrier.create()
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        yield AsyncShop(engine, client, barrier)
+    await engine.dispose()
+
+
+async def test_an_asynchronous_session_or_connection_sends_the_same(world: RestWorld, async_shop: AsyncShop) -> None:
+    send = async_shop.producer.send
+
+    async def local(session: AsyncSession | AsyncConnection, number: int) -> str:
+        transaction_id = await send(session, "orders", "1", f"{number}")
+        async with session.begin_nested() as savepoint:
+            await send(session, "orders", "1", "gone")
+            await savepoint.rollback()
+        await session.execute(text("INSERT INTO orders (id) VALUES (:id)"), {"id": f"{number}"})
+        return transaction_id
+
+    async def fail() -> None:
+        async with AsyncSession(async_shop.engine) as session, session.begin():
+            await local(session, 3)
+            _ = 1 / 0
+
+    async with AsyncSession(async_shop.engine) as session, session.begin():
+        first = await local(session, 1)
+    async with async_shop.engine.begin() as connection:
+        second = await local(connection, 2)
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert {await final_state(world, first), await final_state(world, second)} == {"committed"}
+    assert values(world) == [b"1", b"2"]
+    assert (await async_shop.count(), await async_shop.count("halfway_barrier")) == (2, 2)
+
+
+async def test_inside_a_block_of_the_same_client_an_asynchronous_one_is_refused(
+    world: RestWorld, async_shop: AsyncShop
+) -> None:
+    async with (
+        async_shop.client.transaction([Message(topic="coupons", value="v")]) as outer,
+        async_shop.engine.begin() as connection,
+    ):
+        await async_shop.barrier.insert(connection, outer.id)
+        with pytest.raises(NestedTransactionError, match=outer.id):
+            await async_shop.producer.send(connection, "orders", "1", "nested")
+    async with async_shop.engine.begin() as connection:
+        await async_shop.producer.send(connection, "orders", "1", "after it")
+    assert values(world) == [b"after it"]
+
+
+async def test_a_commit_that_is_cancelled_while_halfway_is_asked_rolls_back(
+    world: RestWorld, async_shop: AsyncShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def prepare(*_: Any, **__: Any) -> None:
+        asking.set()
+        await asyncio.sleep(60)
+
+    async def service() -> None:
+        async with AsyncSession(async_shop.engine) as session, session.begin():
+            session.add(Order(id="1"))
+            await async_shop.producer.send(session, "orders", "1", "v")
+
+    asking = asyncio.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(async_shop.client, "prepare", prepare)
+        cancelled = asyncio.create_task(service())
+        await asking.wait()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    assert (await async_shop.count(), await async_shop.count("halfway_barrier")) == (0, 0)
+    await service()
+    assert await async_shop.count() == 1

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 from aiohttp import web
 
-from halfway.client import Halfway, Message, PrepareUnconfirmedError, QueueFullError, SyncHalfway, UnauthenticatedError
+from halfway.client import Halfway, Message, PrepareUnconfirmedError, QueueFullError, UnauthenticatedError
 from halfway.client.calls import shared
 from halfway.client.calls.stream import RefusedStreamError, Stream
 from halfway.http.requests.admission import ApiLimits
@@ -65,11 +65,13 @@ async def test_a_stream_that_is_cut_anywhere_loses_and_doubles_nothing(world: Re
     assert listed["transactions"] == []
 
 
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("new_id, state", [(True, "rolled_back"), (False, "prepared")])
 async def test_a_prepare_whose_answer_is_held_back_is_ended_when_its_caller_gives_up(
-    world: RestWorld, firewall: Firewall, new_id: bool, state: str
+    world: RestWorld, firewall: Firewall, new_id: bool, state: str, stream: bool
 ) -> None:
-    async with patient(firewall.url) as client:
+    """A transaction whose id another caller may also use is left to check-back."""
+    async with patient(firewall.url, stream=stream) as client:
         await place(client, "first")
         firewall.lets_answers_pass.clear()
         name = named_id("held")
@@ -160,9 +162,7 @@ class Proxy:
 async def test_where_no_stream_is_accepted_calls_are_requests(world: RestWorld, status: int) -> None:
     """It is asked once, not for each call."""
     proxy = Proxy(world, status)
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", proxy.answer)
-    async with serving(app) as url, patient(url) as client:
+    async with serving(proxy.answer) as url, patient(url) as client:
         await asyncio.gather(*(place(client, f"{number:02}") for number in range(CALLERS)))
         await place(client, "last")
     assert len(keys(world)) == CALLERS + 1
@@ -172,9 +172,7 @@ async def test_where_no_stream_is_accepted_calls_are_requests(world: RestWorld, 
 async def test_a_coordinator_that_accepts_a_stream_is_preferred(world: RestWorld) -> None:
     """Such as one of a newer release among older ones."""
     proxy = Proxy(world, 404)
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", proxy.answer)
-    async with serving(app) as url, patient([url, world.url]) as client:
+    async with serving(proxy.answer) as url, patient([url, world.url]) as client:
         await asyncio.gather(*(place(client, f"{number:02}") for number in range(CALLERS)))
     assert world.requests.counts["prepare", 201] == CALLERS
     assert {operation for operation, _ in world.requests.counts} == {"putGroup", "stream", "prepare", "end"}
@@ -196,9 +194,7 @@ async def test_a_key_that_is_revoked_ends_the_calls_with_the_reason(world: RestW
         return socket
 
     revoked: list[bool] = []
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    async with serving(app) as url, patient(url) as client:
+    async with serving(answer) as url, patient(url) as client:
         with pytest.raises(UnauthenticatedError, match="revoked") as told:
             await client.prepare([ORDER], id=named_id("a"))
         assert told.value.in_doubt
@@ -231,9 +227,7 @@ class Tunnel(Proxy):
 @asynccontextmanager
 async def tunnel_before(world: RestWorld, talk: Talk, hello: Any = HELLO) -> AsyncIterator[tuple[Tunnel, str]]:
     tunnel = Tunnel(world, talk, hello)
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", tunnel.answer)
-    async with serving(app) as url:
+    async with serving(tunnel.answer) as url:
         yield tunnel, url
 
 
@@ -286,9 +280,7 @@ async def test_an_item_of_a_batch_that_is_no_answer_leaves_no_call_behind(answer
     async def reply(_: web.Request) -> web.Response:
         return web.json_response({"prepare": [answer]})
 
-    app = web.Application()
-    app.router.add_post("/v1/batch", reply)
-    async with serving(app) as url, Halfway(url, "shop", prepare_timeout_s=0.3, stream=False) as client:
+    async with serving(reply, "/v1/batch") as url, Halfway(url, "shop", prepare_timeout_s=0.3, stream=False) as client:
         with pytest.raises(PrepareUnconfirmedError, match="without a status"):
             await client.prepare([ORDER], id=named_id("a"))
 
@@ -380,19 +372,6 @@ async def test_no_more_calls_are_under_way_than_the_coordinator_takes(world: Res
         async with patient(few.url) as client:
             await asyncio.gather(*(place(client, f"{number:02}") for number in range(CALLERS)))
         assert few.requests.counts["prepare", 201] == CALLERS
-
-
-async def test_a_client_of_threads_shares_one_stream(world: RestWorld) -> None:
-    def orders(client: SyncHalfway, number: int) -> None:
-        for count in range(5):
-            with client.transaction([Message(topic="orders", key=f"{number}-{count}", value="paid")]):
-                pass
-
-    with SyncHalfway(world.url, "shop", prepare_timeout_s=GENEROUS_S, end_timeout_s=GENEROUS_S) as client:
-        await asyncio.gather(*(asyncio.to_thread(orders, client, number) for number in range(CALLERS)))
-        await asyncio.to_thread(client.close)
-    assert len(set(keys(world))) == len(keys(world)) == 5 * CALLERS
-    assert world.requests.counts["stream", 101] == 1
 
 
 async def test_an_attempt_that_gets_no_answer_is_over_at_the_deadline(firewall: Firewall) -> None:

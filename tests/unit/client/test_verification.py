@@ -1,24 +1,37 @@
-"""Verification of signed checks: accepted requests, refused requests, and their errors."""
+"""Signed checks: accepted requests, refused requests, and their errors; what an unsigned check may decide."""
 
+import asyncio
 import base64
 import json
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import NullPool
+from sqlalchemy.ext.asyncio import create_async_engine
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from halfway.checks.caller import signed_headers
 from halfway.client import (
+    Check,
     CheckVerifier,
+    Halfway,
     InvalidSecretError,
     InvalidSignatureError,
+    Message,
+    SyncHalfway,
     answer_check,
     answer_check_sync,
 )
+from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.protocol.keys import CheckSecrets, derived, hkdf
+from tests.support.client.shop import transactional
+from tests.support.ids import named_id
+from tests.support.rest.client import RestWorld
 
 MASTER, OLD_MASTER = b"m" * 32, b"o" * 32
 SECRETS = CheckSecrets([MASTER])
@@ -171,10 +184,8 @@ def test_what_is_remembered_is_bounded_and_forgotten_with_time(now: Now) -> None
     verifier.verify(BODY, dict(signed(check_id="late:1")))
     now.s += 1000
     later = str(int(now.s))
-    content = f"later:1.{later}.".encode() + BODY
     signature = Webhook(SECRET).sign("later:1", datetime.fromtimestamp(int(later), UTC), BODY.decode())
     verifier.verify(BODY, {"webhook-id": "later:1", "webhook-timestamp": later, "webhook-signature": signature})
-    assert content
     assert len(verifier._seen) == 1
 
 
@@ -196,27 +207,7 @@ def test_of_many_threads_that_bring_one_check_one_is_accepted(verifier: CheckVer
     assert len(accepted) == 1
 
 
-ALPHABET = [
-    "v1,",
-    "v1",
-    ",",
-    " ",
-    "=",
-    "+",
-    "/",
-    "A",
-    "é",
-    "\udc80",
-    "\x00",
-    "\n",
-    "0",
-    "9",
-    ".",
-    "\U0001d7d9",
-    "v1a,",
-    "-",
-    "e",
-]
+ALPHABET: list[str] = [*",=+/A\u00e9\udc80\x00\n09.\U0001d7d9-e ", "v1,", "v1", "v1a,"]
 
 
 def test_a_hundred_thousand_headers_of_any_content_raise_one_error() -> None:
@@ -269,13 +260,80 @@ def test_nothing_shows_the_secret(verifier: CheckVerifier) -> None:
     assert SECRET not in str(raised.value)
 
 
-def commits(_: object) -> str:
-    return "commit"
+ORDER = Message(topic="orders", key="42", value="paid")
+LATER = named_id("later")
+NOW = named_id("now")
 
 
-async def test_an_unsigned_check_is_answered_401_and_a_signed_one_200(verifier: CheckVerifier) -> None:
-    """The check is not even parsed before it is verified."""
-    assert (await answer_check(BODY, commits, headers=signed(), verifier=verifier))[0] == 200  # type: ignore[arg-type]
-    assert (await answer_check(b"no JSON", commits, headers={}, verifier=verifier))[0] == 401  # type: ignore[arg-type]
-    assert answer_check_sync(BODY, commits, headers=signed(check_id="o-42:2"), verifier=verifier)[0] == 200  # type: ignore[arg-type]
-    assert answer_check_sync(BODY, commits, verifier=verifier)[0] == 401  # type: ignore[arg-type]
+def question(transaction_id: str, group: str = "shop") -> bytes:
+    now = datetime.now(UTC).isoformat()
+    check = {"type": "transaction.check", "id": transaction_id, "group": group, "prepared_at": now}
+    return json.dumps({**check, "attempt": 1, "messages": []}).encode()
+
+
+def outcome(answer: tuple[int, bytes]) -> str:
+    return str(json.loads(answer[1])["outcome"])
+
+
+async def test_it_takes_no_id_that_the_service_will_use_later(world: RestWorld, barrier: Barrier) -> None:
+    """A transaction that is pending is decided; so is one that has a row, without asking halfway."""
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        asked = [outcome(await answer_check(question(LATER, group), barrier.decide)) for group in ("shop", "bank")]
+        assert asked == ["unknown", "unknown"]
+        await client.prepare([ORDER], id=NOW)
+        assert outcome(await answer_check(question(NOW, "bank"), barrier.decide)) == "unknown"
+        assert outcome(await answer_check(question(NOW), barrier.decide)) == "rollback"
+        async with client.transaction([ORDER], id=LATER) as transaction:
+            with barrier._connect() as connection:
+                barrier.insert(connection, transaction.id)
+        assert outcome(await answer_check(question(LATER), barrier.decide)) == "commit"
+
+
+async def test_the_same_with_a_client_for_threads(world: RestWorld, barrier: Barrier) -> None:
+    def service() -> list[str]:
+        def ask(transaction_id: str) -> str:
+            return outcome(answer_check_sync(question(transaction_id), barrier.decide))
+
+        with SyncHalfway(world.url, "shop", barrier=barrier) as client:
+            client.prepare([ORDER], id=NOW)
+            return [ask(LATER), ask(NOW), ask(LATER)]
+
+    assert await asyncio.to_thread(service) == ["unknown", "rollback", "unknown"]
+
+
+async def test_the_same_with_an_asynchronous_barrier(world: RestWorld, tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.sqlite'}", poolclass=NullPool)
+    transactional(engine.sync_engine)
+    barrier = AsyncBarrier("sqlite", engine.begin)
+    await barrier.create()
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        await client.prepare([ORDER], id=NOW)
+        found = [outcome(await answer_check(question(each), barrier.decide)) for each in (LATER, NOW)]
+    assert found == ["unknown", "rollback"]
+    await engine.dispose()
+
+
+async def test_a_check_that_is_certain_needs_no_confirmation(world: RestWorld, barrier: Barrier) -> None:
+    """It was signed, or fetched."""
+    async with Halfway(world.url, "shop", barrier=barrier):
+        document = json.loads(question("signed"))
+        certain = Check.from_json(document, is_verified=True)
+        assert await asyncio.to_thread(barrier.decide, certain) == "rollback"
+
+
+@pytest.mark.parametrize("close", [True, False], ids=["closed client", "no client"])
+async def test_without_a_client_that_can_be_asked_it_is_decided(
+    world: RestWorld, barrier: Barrier, *, close: bool
+) -> None:
+    """Only a verifier protects then."""
+    clients: list[Any] = []
+    make: Callable[..., Any] = Halfway
+    if close:
+        async with make(world.url, "shop", barrier=barrier) as client:
+            clients.append(client)
+    assert outcome(await answer_check(question(LATER), barrier.decide)) == "rollback"
+
+
+async def test_a_halfway_that_gives_no_answer_leaves_the_check_open(barrier: Barrier) -> None:
+    async with Halfway("http://127.0.0.1:1", "shop", barrier=barrier):
+        assert outcome(await answer_check(question(LATER), barrier.decide, within_s=30)) == "unknown"

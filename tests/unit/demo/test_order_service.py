@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from examples.orders.plan import Planned
 from examples.orders.service import OrderService
 from tests.support.client.patience import patient
 from tests.support.ids import named_id, new_id
-from tests.support.waiting import GENEROUS_S
+from tests.support.waiting import until_true
 
 __all__ = ["patient"]
 
@@ -25,12 +25,10 @@ CLIENT = TestClient[web.Request, web.Application]
 
 
 class FakeHalfway:
-    """Records calls; breaks the connection instead of answering as often as it is told for a step."""
+    """Takes all prepares and ends, and records the ends."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, str, Any]] = []
-        self.breaks = {"prepare": 0.0, "end": 0.0}
-        self.refuses = False
+        self.ends: list[tuple[str, str]] = []
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -38,30 +36,18 @@ class FakeHalfway:
         app.router.add_post("/v1/batch", self._batch)
         return app
 
-    def of(self, step: str) -> list[tuple[str, Any]]:
-        return [(name, body) for kind, name, body in self.calls if kind == step]
-
-    async def ended(self, count: int = 1) -> list[tuple[str, str]]:
+    async def ended(self) -> list[tuple[str, str]]:
         """Give what was ended and how, once it was; the service sends that beside its answer."""
-        async with asyncio.timeout(GENEROUS_S):
-            while len(self.of("end")) < count:  # noqa: ASYNC110 - only asking tells
-                await asyncio.sleep(0.01)
-        return [(name, body["outcome"]) for name, body in self.of("end")]
+        await until_true(lambda: self.ends, what="it is ended")
+        return self.ends
 
-    async def _group(self, request: web.Request) -> web.Response:
-        self.calls.append(("group", request.match_info["group"], await request.json()))
+    async def _group(self, _: web.Request) -> web.Response:
         return web.json_response({}, status=201)
 
     async def _batch(self, request: web.Request) -> web.Response:
         ((step, items),) = (await request.json()).items()
-        self.calls += [(step, item["id"], item) for item in items]
-        if self.breaks[step] > 0:
-            self.breaks[step] -= 1
-            assert request.transport is not None
-            request.transport.abort()
-        if step == "prepare" and self.refuses:
-            problem = {"error_code": "unknown_group", "detail": "no such group"}
-            return web.json_response({step: [{"status": 404, "problem": problem} for _ in items]})
+        if step == "end":
+            self.ends += [(item["id"], item["outcome"]) for item in items]
         state = "prepared" if step == "prepare" else "committed"
         return web.json_response({step: [{"status": 200, "body": {"state": state}} for _ in items]})
 
@@ -76,18 +62,12 @@ def database(tmp_path: Path) -> Path:
     return tmp_path / "orders.sqlite"
 
 
-@asynccontextmanager
-async def running(halfway: FakeHalfway, database: Path) -> AsyncIterator[CLIENT]:
-    async with AsyncExitStack() as stack:
-        fake = await stack.enter_async_context(TestServer(halfway.app()))
-        service = OrderService(database, str(fake.make_url("")).rstrip("/"), "http://orders.example/check")
-        yield await stack.enter_async_context(TestClient(TestServer(service.app)))
-
-
 @pytest.fixture
 async def service(halfway: FakeHalfway, database: Path) -> AsyncIterator[CLIENT]:
-    async with running(halfway, database) as client:
-        yield client
+    async with TestServer(halfway.app()) as fake:
+        service = OrderService(database, str(fake.make_url("")).rstrip("/"), "http://orders.example/check")
+        async with TestClient(TestServer(service.app)) as client:
+            yield client
 
 
 async def post(service: CLIENT, path: str, body: object) -> tuple[int, Any]:

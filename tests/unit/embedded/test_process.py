@@ -63,29 +63,22 @@ def test_it_ends_with_a_parent_that_just_finishes(folder: Path) -> None:
     end(parent)
 
 
-def test_it_ends_with_its_parent_though_a_program_started_beside_it_lives(folder: Path) -> None:
-    parent, pid, _ = start_parent(
-        folder, "print(subprocess.Popen(['sleep', '600'], close_fds=False).pid, flush=True); time.sleep(600)"
-    )
+@pytest.mark.parametrize(
+    "then",
+    [
+        "print(subprocess.Popen(['sleep', '600'], close_fds=False).pid, flush=True); time.sleep(600)",
+        "child = os.fork()\nif child: print(child, flush=True)\nos.close(1)\ntime.sleep(600)",
+    ],
+    ids=["a program started beside it", "a process forked from it"],
+)
+def test_it_ends_with_its_parent_though_another_process_lives(folder: Path, then: str) -> None:
+    parent, pid, _ = start_parent(folder, then)
     assert parent.stdout is not None
-    sibling = int(parent.stdout.readline())
+    other = int(parent.stdout.readline())
     parent.kill()
     assert eventually(lambda: not alive(pid))
-    assert alive(sibling)
-    os.kill(sibling, signal.SIGKILL)
-    end(parent)
-
-
-def test_it_ends_with_its_parent_though_a_process_forked_from_it_lives(folder: Path) -> None:
-    parent, pid, _ = start_parent(
-        folder, "child = os.fork()\nif child: print(child, flush=True)\nos.close(1)\ntime.sleep(600)"
-    )
-    assert parent.stdout is not None
-    forked = int(parent.stdout.readline())
-    parent.kill()
-    assert eventually(lambda: not alive(pid))
-    assert alive(forked)
-    os.kill(forked, signal.SIGKILL)
+    assert alive(other)
+    os.kill(other, signal.SIGKILL)
     end(parent)
 
 

@@ -1,10 +1,11 @@
-"""The table of fault points fits the product, and nothing is wrapped unless it is asked for."""
+"""The points at which a process is killed are those of the product, and a kill that does not come is a failure."""
 
 import ast
 import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from halfway.coordinator.checkback.scan import Scan
 from halfway.kafka.lane.lane import LaneThread
 from halfway.kafka.ownership.acquisition import Acquisition
 from tests.faults.injection import resolve
+from tests.faults.plan import Fault
 from tests.faults.points import STEPS
+from tests.support.coordinator.faulty import FaultyCoordinator
+from tests.support.waiting import until_true
 
 _ROOT = Path(__file__).resolve().parents[3]
 _COUNT_WRAPPED = """
@@ -79,3 +83,31 @@ def test_nothing_is_wrapped_unless_it_is_asked_for(asked: bool, tmp_path: Path) 
         [sys.executable, "-c", _COUNT_WRAPPED, *arguments], cwd=_ROOT, capture_output=True, text=True, check=True
     )
     assert ran.stdout.split() == [str(len(STEPS) if asked else 0), str(len(STEPS))]
+
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[FaultyCoordinator]:
+    """Give a coordinator that looks for a Kafka which is not there."""
+    coordinator = FaultyCoordinator(NOBODY, tmp_path)
+    coordinator.launch()
+    yield coordinator
+    coordinator.close()
+
+
+async def test_a_kill_without_the_point_fails(coordinator: FaultyCoordinator) -> None:
+    """Somebody else killed it: its point was never reached."""
+    coordinator.faults.plan(Fault(point="lane.5.commit.before", action="kill"))
+    coordinator.kill()
+    with pytest.raises(AssertionError, match="reached none"):
+        await coordinator.killed_at_its_fault()
+
+
+async def test_another_end_than_by_signal_9_fails(coordinator: FaultyCoordinator) -> None:
+    """It stopped by itself, or in good order."""
+    await until_true(lambda: '"listening"' in coordinator.log, what="it runs")
+    coordinator.terminate()
+    with pytest.raises(AssertionError, match="was not killed"):
+        await coordinator.killed_at_its_fault()

@@ -1,4 +1,4 @@
-"""Sizes, hashes and fingerprints of records."""
+"""Sizes, hashes, fingerprints and texts of records."""
 
 from hashlib import sha256
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.protocol.records import Message, MessageDigest, digest, fingerprint
+from halfway.protocol.records import Message, MessageDigest, as_text, digest, fingerprint
 
 optional_bytes = st.none() | st.binary(max_size=4)
 messages = st.builds(
@@ -62,3 +62,14 @@ def test_a_digest_is_the_beginning_of_sha_256(data: bytes) -> None:
 def test_a_null_value_has_no_hash_and_an_empty_one_has() -> None:
     assert MessageDigest.of(Message(topic="a", value=None)).value_hash is None
     assert MessageDigest.of(Message(topic="a", value=b"")).value_hash is not None
+
+
+@pytest.mark.parametrize("text", ["", "v", "ä€\u202e", "a\tb\r\nc", '{"a": "\\u0001"}', "\x7f\x9b"])
+def test_utf_8_without_control_characters_is_text(text: str) -> None:
+    assert as_text(text.encode()) == text
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\xed\xa0\x80", b"a\x00", b"\x1b[31m", b"\x01" * 1000, b"a\x0bb"])
+def test_anything_else_is_not(data: bytes) -> None:
+    """For example escape sequences of a terminal: such data would be six times as large in JSON."""
+    assert as_text(data) is None

@@ -70,6 +70,13 @@ class Bench:
             producer.commit_transaction(10)
         return results
 
+    def begun(self) -> Any:
+        """Return a producer with an open transaction."""
+        producer = self.host.producer({"transactional.id": "x", "linger.ms": 0})
+        producer.init_transactions(10)
+        producer.begin_transaction()
+        return producer
+
     def read(self, **properties: str) -> list[tuple[int, bytes | None, bytes | None]]:
         consumer = self.kafka.host().consumer({"auto.offset.reset": "earliest", **properties})
         consumer.assign([TopicPartition("t", 0, 0)])
@@ -109,9 +116,7 @@ def test_compaction_leaves_out_what_was_aborted_and_stops_before_what_is_young_o
     assert len(bench.read()) == 2, "the first one is too young"
     bench.clean(after_s=120)
     assert bench.read() == [(1, b"a", b"2")]
-    producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer = bench.begun()
     producer.produce("t", b"open", b"a", 0)
     bench.write((b"a", b"3"))
     bench.clean(after_s=30)
@@ -136,9 +141,7 @@ def test_old_segments_are_deleted_by_time_and_move_the_log_start() -> None:
 
 def test_a_partition_below_its_least_replicas_takes_neither_records_nor_markers() -> None:
     bench = Bench(brokers=3, min_insync_replicas="2")
-    producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer = bench.begun()
     producer.produce("t", b"v", b"k", 0)
     bench.partition.isr = (1,)
     assert bench.write((b"k", b"late")) == [KafkaError._MSG_TIMED_OUT]
@@ -233,9 +236,7 @@ def test_a_record_whose_answer_is_lost_is_appended_once(*, heals: bool) -> None:
 
 def test_a_commit_whose_answer_is_lost_stands() -> None:
     bench = Bench()
-    producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
-    producer.init_transactions(1)
-    producer.begin_transaction()
+    producer = bench.begun()
     assert produced(bench, producer, b"v") == [0]
     bench.host.cut(answers_only=True)
     assert code_of(lambda: producer.commit_transaction(1)) == KafkaError._TIMED_OUT
@@ -252,9 +253,7 @@ def test_a_commit_whose_answer_is_lost_stands() -> None:
 def test_requests_and_answers_take_the_time_of_the_network() -> None:
     """A host that is cut off meanwhile never hears of what it has appended and committed."""
     bench = Bench(latency_s=(1.0, 1.0))
-    producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer = bench.begun()
     results: list[int | None] = []
     producer.produce("t", b"v", b"k", 0, lambda error, one: results.append(error.code() if error else one.offset()))
     producer.poll(0.5)
@@ -353,9 +352,7 @@ def test_the_same_seed_and_the_same_steps_give_the_same_run() -> None:
     def run(seed: int) -> list[object]:
         bench = Bench(seed=seed)
         bench.host.admin({}).create_topics([NewTopic("many", 8, 1)])
-        producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
-        producer.init_transactions(10)
-        producer.begin_transaction()
+        producer = bench.begun()
         places: list[int | None] = []
         for _ in range(20):
             producer.produce("many", b"v", on_delivery=lambda _, one: places.append(one.partition()))

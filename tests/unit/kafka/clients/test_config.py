@@ -7,7 +7,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.topics.admin_requests import demand_properties
+from halfway.kafka.topics.admin_requests import admin_client, demand_properties
 from halfway.protocol.errors import ConfigurationError
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
@@ -33,28 +33,14 @@ def test_the_operators_properties_reach_every_client() -> None:
         assert client["sasl.password"] == "hunter2"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "acks",
-        "request.required.acks",
-        "enable.idempotence",
-        "transactional.id",
-        "isolation.level",
-        "partitioner",
-        "group.id",
-        "enable.auto.commit",
-        "auto.offset.reset",
-        "message.timeout.ms",
-        "delivery.timeout.ms",
-        "delivery.report.only.error",
-        "max.in.flight",
-        "batch.size",
-        "allow.auto.create.topics",
-        "test.mock.num.brokers",
-        "error_cb",
-    ],
+SAFETY = (
+    "acks request.required.acks enable.idempotence transactional.id isolation.level partitioner group.id"
+    " enable.auto.commit auto.offset.reset message.timeout.ms delivery.timeout.ms delivery.report.only.error"
+    " max.in.flight batch.size allow.auto.create.topics test.mock.num.brokers error_cb"
 )
+
+
+@pytest.mark.parametrize("name", SAFETY.split())
 def test_a_property_that_safety_rests_on_is_refused_by_name(name: str) -> None:
     """The error names the property and the environment variable to remove."""
     variable = "HALFWAY_KAFKA__" + name.upper().replace(".", "_")
@@ -168,3 +154,21 @@ def test_a_property_with_an_empty_part_is_named_by_its_variable() -> None:
     config = make(properties={**SERVERS, "sasl..password": "sesame"})
     with pytest.raises(ConfigurationError, match=r"HALFWAY_KAFKA__SASL__PASSWORD \(did you mean"):
         demand_properties(config)
+
+
+@pytest.mark.parametrize(
+    "properties,variables",
+    [
+        ({"foo.bar": "1"}, "HALFWAY_KAFKA__FOO_BAR"),
+        ({"security.protocol": "x"}, "HALFWAY_KAFKA__SECURITY_PROTOCOL"),
+        (
+            {"sasl.mechanism": "PLAIN", "security.protocol": "sasl_plaintext"},
+            "HALFWAY_KAFKA__SASL_USERNAME, HALFWAY_KAFKA__SASL_PASSWORD",
+        ),
+    ],
+)
+def test_a_property_that_cannot_be_used_is_named(properties: dict[str, str], variables: str) -> None:
+    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"} | properties, max_prepare_bytes=1_000)
+    with pytest.raises(ConfigurationError) as refused:
+        admin_client(config)
+    assert refused.value.detail.endswith(f": correct {variables}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import KafkaError
 
 from halfway.kafka.lane.quarantine import (
     FIRST_BACKOFF_S,
@@ -14,7 +15,8 @@ from halfway.kafka.lane.quarantine import (
     Quarantine,
     Route,
 )
-from halfway.protocol.errors import MessageTooLargeError, TopicUnavailableError
+from halfway.kafka.lane.suspect_lane import RehearsalFailure
+from halfway.protocol.errors import HalfwayError, MessageTooLargeError, NotAuthorisedError, TopicUnavailableError
 
 GONE = Blame(refusal=TopicUnavailableError, topic="orders", detail="orders cannot be written")
 LARGE = Blame(refusal=MessageTooLargeError, topic="orders", detail="too large")
@@ -190,3 +192,20 @@ def test_only_the_latest_are_shown_and_times_stay_as_they_were(quarantine: Quara
     assert [entry.id for entry in first] == ["id-9", "id-8", "id-7"]
     assert quarantine.shown(11, 1011.4, 3) == first
     assert [entry.since for entry in quarantine.shown(12, 2012, 1)] == [2_009_000]
+
+
+@pytest.mark.parametrize(
+    "code,kind,said",
+    [
+        (KafkaError.INVALID_RECORD, TopicUnavailableError, "compacted"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, MessageTooLargeError, "max.message.bytes"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, NotAuthorisedError, "WRITE"),
+        (None, TopicUnavailableError, "scripted"),
+    ],
+)
+def test_each_cause_is_named_with_its_topic(code: int | None, kind: type[HalfwayError], said: str) -> None:
+    """A topic that became compacted refuses a message without a key, and Kafka does not say why."""
+    error = RehearsalFailure("orders", code, "scripted").blame().error(1)
+    assert type(error) is kind
+    assert said in error.detail
+    assert "orders" in error.detail

@@ -1,12 +1,14 @@
-"""Counters have a sample with value 0 before their first event, so that an alert on their increase finds it."""
+"""Samples before the first event, totals of groups, and pauses of the event loop."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.app.metrics import Metrics, export_zeros
+from halfway.app.metrics import MAX_GROUPS, OTHER, LoopPauses, Metrics, export_zeros
+from halfway.coordinator.records import Totals
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import SKIP_REASONS
@@ -85,3 +87,43 @@ async def test_a_gauge_shows_what_the_changes_without_an_answer_wait_for(world: 
         await until_true(lambda: b'halfway_changes_waiting{on="lane"} 1.0' in metrics.render()[0])
     assert (await ending).status == 200
     assert b"halfway_changes_waiting{on=" not in metrics.render()[0]
+
+
+async def test_a_pause_is_measured() -> None:
+    pauses = LoopPauses()
+    watching = asyncio.create_task(pauses.watch())
+    await asyncio.sleep(0.05)
+    time.sleep(0.2)  # noqa: ASYNC251 - this is the pause
+    await asyncio.sleep(0.05)
+    watching.cancel()
+    assert pauses.longest_s() >= 0.17
+
+
+def test_the_longest_pause_of_the_last_seconds_counts() -> None:
+    pauses = LoopPauses()
+    now = time.monotonic()
+    for ago, pause in ((300, 9.0), (30, 3.0), (30, 1.0), (1, 0.5)):
+        pauses.record(now - ago, pause)
+    assert pauses.longest_s() == 3.0
+    assert pauses.longest_s(within_s=10) == 0.5
+    assert LoopPauses().longest_s() == 0.0
+
+
+def test_a_group_gets_its_own_totals_alone() -> None:
+    """Not those of groups that are counted together, whatever its name is."""
+    metrics = Metrics()
+    for group, count in (("shop", 2), ("mall", 3)):
+        metrics.prepared({group: count}, "prepared", 0.1)
+        metrics.prepared({group: 50}, "group_limited", 0.1)
+        metrics.resolved_after({group: count}, "commit", 1.0)
+        metrics.checked(group, "none", sent=True, seconds=0.1)
+    metrics.lane_committed(4, 100, 0.5)
+    metrics.lane_failed("fenced")
+    assert metrics.totals("shop") == Totals(prepares=2, commits=2, checks_none=1)
+    for number in range(MAX_GROUPS):
+        metrics.prepared({f"g{number}": 1}, "prepared", 0.1)
+    for group in ("nobody", OTHER, f"g{MAX_GROUPS - 1}"):
+        assert metrics.totals(group) == Totals()
+    assert metrics.totals(None) == Totals(
+        prepares=5 + MAX_GROUPS, commits=5, checks_none=2, lane_commits=1, lane_ends=4, lane_s=0.5, lane_failures=1
+    )

@@ -1,39 +1,51 @@
-"""Events of the group's thread for the membership, whose state belongs to the event loop."""
+"""Events of the group's thread for the membership, whose state belongs to the event loop; giving shards back."""
+
+from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from structlog.testing import capture_logs
 
+from halfway.coordinator.ports import ShardListener
 from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop
 from halfway.kafka.ownership import membership as of_kafka
 from halfway.kafka.ownership.acquisition import Acquired
+from halfway.kafka.ownership.consumer_group import USELESS_S, Uselessness
 from halfway.kafka.ownership.former_owners import AcquireError
-from halfway.kafka.ownership.incarnation import Incarnation
+from halfway.kafka.ownership.incarnation import Incarnation, UnservedTime, give_back
 from halfway.protocol.records import OpKind
 from halfway.protocol.shard import ShardState
 from tests.support.domain.histories import half_of
 from tests.support.domain.shard_records import op
 from tests.support.ownership.cluster_harness import Instance
 from tests.support.surroundings import ManualClock
-from tests.support.waiting import until_true
+from tests.support.waiting import GENEROUS_S, until_true
+
+
+def instance_of(*assigned: int, **settings: Any) -> Instance:
+    """Return an instance on the running loop, to which the group has assigned these shards; no Kafka answers it."""
+    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000, **settings)
+    instance = Instance(config)
+    instance.cluster.membership._loop = Loop(asyncio.get_running_loop())
+    if assigned:
+        instance.cluster.membership._on_assigned(set(assigned))
+    return instance
 
 
 async def test_a_loop_that_is_busy_past_the_time_to_give_shards_back_is_no_error() -> None:
     """The group continues without them; they are dropped as soon as the loop runs."""
-    servers = {"bootstrap.servers": "127.0.0.1:9"}
-    config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, session_timeout_s=0.1)
-    membership = Instance(config).cluster.membership
-    membership._loop = Loop(asyncio.get_running_loop())
-    membership._on_assigned({0, 1})
+    membership = instance_of(0, 1, session_timeout_s=0.1).cluster.membership
     with ThreadPoolExecutor(1) as pool, capture_logs() as logged:
         pool.submit(membership.revoked, {0}).result()  # the loop waits for it
     assert [(entry["event"], entry["log_level"]) for entry in logged] == [("revoke_out_of_time", "warning")]
@@ -44,11 +56,7 @@ async def test_a_loop_that_is_busy_past_the_time_to_give_shards_back_is_no_error
 
 async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> None:
     """It is revoked while the loop is busy, and then assigned to this instance again."""
-    servers = {"bootstrap.servers": "127.0.0.1:9"}
-    config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, session_timeout_s=0.1)
-    membership = Instance(config).cluster.membership
-    membership._loop = Loop(asyncio.get_running_loop())
-    membership._on_assigned({0, 1})
+    membership = instance_of(0, 1, session_timeout_s=0.1).cluster.membership
 
     def lose_and_get_back() -> None:
         membership.revoked({0})
@@ -61,12 +69,9 @@ async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> N
 
 
 @pytest.mark.parametrize("session_s", [0.6, 6, 10, 300])
-def test_a_death_is_noticed_when_the_session_ends(session_s: float) -> None:
+async def test_a_death_is_noticed_when_the_session_ends(session_s: float) -> None:
     """Heartbeats are a small part of the session: one that is just missed ends it hardly earlier or later."""
-    config = KafkaConfig(
-        properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000, session_timeout_s=session_s
-    )
-    assert Instance(config).cluster.membership._group.heartbeat_s <= min(0.5, session_s / 6)
+    assert instance_of(session_timeout_s=session_s).cluster.membership._group.heartbeat_s <= min(0.5, session_s / 6)
 
 
 class Paused:
@@ -81,10 +86,9 @@ class Paused:
 
 async def test_a_member_is_not_seen_without_the_shards_that_it_is_assigned() -> None:
     """A member without shards is ready; until the loop knows its shards, this instance has not joined."""
-    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
-    membership = Instance(config).cluster.membership
-    membership._loop = Loop(asyncio.get_running_loop())
-    shards = [TopicPartition(config.half_topic, shard) for shard in (0, 1)]
+    instance = instance_of()
+    membership = instance.cluster.membership
+    shards = [TopicPartition(instance.config.half_topic, shard) for shard in (0, 1)]
     with ThreadPoolExecutor(1) as pool:
         pool.submit(membership._group._on_assign, cast("Consumer", Paused()), shards).result()  # the loop waits for it
     seen = membership.status
@@ -96,9 +100,7 @@ async def test_a_member_is_not_seen_without_the_shards_that_it_is_assigned() -> 
 @pytest.mark.parametrize("leave", ["left", "dropped"])
 async def test_a_member_that_has_left_has_joined_once_it_is_assigned_something_again(leave: str) -> None:
     """Return no shards: other instances own all of them."""
-    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
-    membership = Instance(config).cluster.membership
-    membership._loop = Loop(asyncio.get_running_loop())
+    membership = instance_of().cluster.membership
     events: list[tuple[Callable[[], None], bool]] = [
         (lambda: membership.assigned({0}), True),
         (membership.left if leave == "left" else lambda: membership.dropped({0}), False),
@@ -127,16 +129,13 @@ class Serving:
 
 async def test_an_unreadable_shard_costs_no_other_one() -> None:
     """An instance leaves the group only if it can read none of its shards."""
-    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
-    instance = Instance(config)
+    instance = instance_of(0, 1)
     membership = instance.cluster.membership
     membership._listener = instance.service
-    membership._on_assigned({0, 1})
     incarnation = membership._incarnation = cast("Incarnation", Serving())
     left: list[str] = []
     membership._group.leave_group = lambda: left.append("left")  # type: ignore[method-assign] # nothing is joined
     membership.outdated(0, "half[0]@2: written by a newer release")
-    membership._loop = Loop(asyncio.get_running_loop())
     await membership.serve(incarnation, Acquired(shard=1, state=ShardState(1), barrier=0))
     assert incarnation.holds(1)
     assert membership.status.last_error is None
@@ -152,12 +151,9 @@ async def test_an_unreadable_shard_costs_no_other_one() -> None:
 
 async def test_a_log_that_has_lost_its_end_is_folded_once_more_from_its_beginning() -> None:
     """Its cursors may be beyond a half whose tombstone is lost too. What is missing then is written again."""
-    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
-    instance = Instance(config)
+    instance = instance_of(0)
     membership = instance.cluster.membership
     membership._listener = shards = ShardTable(ServiceLimits(shards=1, outcome_horizon_s=900), ManualClock())
-    membership._loop = Loop(asyncio.get_running_loop())
-    membership._on_assigned({0})
     half = half_of("a", "a", 1_000)
     former, shorter, whole = (ShardState(0, horizon_ms=900_000) for _ in range(3))
     former.apply_half(7, half.id, half)
@@ -215,9 +211,8 @@ async def test_an_incarnation_whose_threads_do_not_start_serves_nothing(
 
     monkeypatch.setattr(of_kafka, "lane_producers", lane_producers)
     monkeypatch.setattr(Thread, "start", start_others)
-    instance = Instance(KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000))
+    instance = instance_of()
     membership = instance.cluster.membership
-    membership._loop = Loop(asyncio.get_running_loop())
     membership._listener = instance.service
     with pytest.raises(RuntimeError, match="thread"):
         await membership._begin_incarnation()
@@ -228,10 +223,8 @@ async def test_an_incarnation_whose_threads_do_not_start_serves_nothing(
 
 async def test_an_end_that_is_older_than_the_horizon_is_not_missing_from_the_log() -> None:
     """Its answer was lost, and the shard was away for longer than outcomes are remembered. It stays done."""
-    servers = {"bootstrap.servers": "127.0.0.1:9"}
-    config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, outcome_horizon_s=900)
     shards = ShardTable(ServiceLimits(shards=1, outcome_horizon_s=900), ManualClock())
-    membership = Instance(config).cluster.membership
+    membership = instance_of(outcome_horizon_s=900).cluster.membership
     membership._listener = shards
     half = half_of("a", "a", 1_000)
     former, new = (ShardState(0, horizon_ms=900_000) for _ in range(2))
@@ -248,3 +241,137 @@ async def test_an_end_that_is_older_than_the_horizon_is_not_missing_from_the_log
     shards.acquired(0, new)
     assert new.find(half.id) is None
     assert not shards.get(0).unwritten
+
+
+def test_only_lasting_uselessness_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that is served for a moment begins the time anew, and so does the decision itself."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    state = Uselessness()
+    found = []
+    for second in range(round(3.5 * USELESS_S)):
+        now = float(second)
+        if state.look(useless=second != USELESS_S - 1):
+            found.append(second)
+    assert found == [2 * USELESS_S, 3 * USELESS_S + 1]
+
+
+def test_it_stays_away_longer_each_time_until_it_serves_a_shard() -> None:
+    state = Uselessness()
+    pauses = [state.take_pause() for _ in range(6)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pauses[-2] == 300
+    state.served()
+    assert state.take_pause() == pauses[0]
+
+
+async def test_instances_that_leave_all_at_once_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ails all of them is not one instance's alone, and nobody else serves the shards meanwhile."""
+    others, calls = [True, True, False], list[str]()
+    monkeypatch.setattr(of_kafka, "TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr(of_kafka, "has_members", lambda *_: others.pop(0))
+    trouble = SimpleNamespace(shard=0, error="no", remedy=None)
+
+    async def blocking(work: Callable[..., Any], *arguments: object) -> Any:
+        return work(*arguments)
+
+    instance = SimpleNamespace(
+        _acquisitions=SimpleNamespace(troubles=[trouble]),
+        _assigned={0},
+        _blocking=blocking,
+        _config=KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000),
+        _group=SimpleNamespace(leave_group=lambda: calls.append("left"), join_group=lambda: calls.append("joined")),
+        _is_stopping=lambda: False,
+        _useless=Uselessness(),
+    )
+    await asyncio.wait_for(of_kafka.KafkaMembership._leave_shards_to_others(instance), GENEROUS_S)  # type: ignore[arg-type]
+    assert calls == ["left", "joined"]
+    assert others == []
+
+
+class OwnerLog:
+    """Replaces an incarnation, and records the records of owners in order."""
+
+    failed = False
+
+    def __init__(self, *shards: int) -> None:
+        self.shards = set(shards)
+        self.records: list[tuple[int, str]] = []
+
+    def drop(self, shard: int) -> bool:
+        owned = shard in self.shards
+        self.shards.discard(shard)
+        return owned
+
+    async def release(self, shards: Sequence[int], _deadline: float) -> bool:
+        self.records += [(shard, "released") for shard in shards]
+        return True
+
+
+class Busy:
+    """A listener that finishes its ends in flight when the test allows it."""
+
+    def __init__(self) -> None:
+        self.finished = {0: asyncio.Event(), 1: asyncio.Event()}
+
+    async def revoked(self, shard: int) -> None:
+        await self.finished[shard].wait()
+
+
+async def test_a_shard_that_is_being_given_back_is_not_released_a_second_time_by_a_stop() -> None:
+    """The second tombstone would wait for other shards, and could land behind the claim of the next owner."""
+    log, busy = OwnerLog(0, 1), Busy()
+    incarnation, listener = cast("Incarnation", log), cast("ShardListener", busy)
+    until = asyncio.get_running_loop().time() + 60
+    lost: list[int] = []
+    revoked = asyncio.create_task(give_back(incarnation, {0}, listener, lost.extend, until))
+    await asyncio.sleep(0.01)
+    stopping = asyncio.create_task(give_back(incarnation, {0, 1}, listener, lost.extend, until))
+    await asyncio.sleep(0.01)  # until both wait for the ends of shard 0
+    busy.finished[0].set()
+    await revoked
+    log.records.append((0, "claimed by another"))
+    busy.finished[1].set()
+    await stopping
+    assert log.records == [(0, "released"), (0, "claimed by another"), (1, "released")]
+    assert not lost
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Return a clock that the test sets."""
+    clock = {"now": 1000.0}
+    monkeypatch.setattr("halfway.kafka.ownership.incarnation.time.time", lambda: clock["now"])
+    return clock
+
+
+def test_it_counts_from_the_assignment_or_from_an_earlier_release(at: dict[str, float]) -> None:
+    unserved = UnservedTime()
+    at["now"] = 1010.0
+    unserved.begin([1, 2, 3])
+    at["now"] = 1012.0
+    unserved.begin([1])
+    assert unserved.end(1, None) == 2.0
+    assert unserved.end(2, 1_004_000) == 8.0
+    assert unserved.end(3, 1_011_000) == 2.0
+    assert unserved.end(1, None) == 0.0
+
+
+def test_a_release_from_before_the_start_tells_nothing(at: dict[str, float]) -> None:
+    """No instance may have run since then. A clock that is ahead does not make the time negative."""
+    unserved = UnservedTime()
+    at["now"] = 1003.0
+    unserved.begin([1, 2])
+    at["now"] = 1004.0
+    assert unserved.end(1, 900_000) == 1.0
+    at["now"] = 1001.0
+    assert unserved.end(2, None) == 0.0
+
+
+def test_a_shard_that_goes_to_another_is_forgotten(at: dict[str, float]) -> None:
+    unserved = UnservedTime()
+    unserved.begin([1])
+    unserved.forget([1])
+    at["now"] = 1060.0
+    unserved.begin([1])
+    assert unserved.end(1, None) == 0.0
