@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast, get_args
 from unittest.mock import MagicMock
 
-from halfway.app.metrics import MAX_GROUPS, OTHER, LoopPauses, Metrics, export_zeros
+from halfway.app.metrics import MAX_GROUPS, OTHER, LoopPauses, Metrics
 from halfway.app.serve.app import Stage, show_backend, show_process
 from halfway.app.serve.backend import WARNINGS
 from halfway.app.serve.worker import WorkerFigures
@@ -78,7 +78,7 @@ def registered() -> Metrics:
     backend = SimpleNamespace(keys=age, tail=age, not_acquired_s=dict)
     show_backend(metrics, cast("Any", backend), cast("Any", SimpleNamespace(bytes=0)))
     properties = {"bootstrap.servers": "unused:1"}
-    export_zeros(metrics, KafkaConfig(properties=properties, max_prepare_bytes=1, prefix=PREFIX), has_peers=True)
+    metrics.export_zeros(KafkaConfig(properties=properties, max_prepare_bytes=1, prefix=PREFIX), has_peers=True)
     metrics.registry.register(WorkerFigures({}, {}))
     return metrics
 

@@ -135,8 +135,7 @@ def run_dev(options: DevOptions, settings_for: Callable[[str], Settings]) -> int
                 threading.Thread(target=_stop_when_stdin_closes, name="halfway-parent", daemon=True).start()
             bootstrap = stack.enter_context(EmbeddedKafka(config)).bootstrap_servers
             _create(bootstrap, options.topics)
-            settings = settings_for(bootstrap)
-            settings = stopping_at_once(allowing_local_endpoints(settings))
+            settings = _local(settings_for(bootstrap))
             return run(settings, on_ready=lambda ready: _announce(options, settings, ready, bootstrap, echo))
     except ConfigurationError as error:
         complain(error.detail)
@@ -170,14 +169,11 @@ def _echo(outcome: str, port: int) -> CheckEcho:
         raise cannot_listen(HOST, port, "--check-port", error) from error
 
 
-def allowing_local_endpoints(settings: Settings) -> Settings:
-    """Return settings that also allow check endpoints on this machine."""
-    return settings.model_copy(update={"check_also_networks": (*settings.check_also_networks, *LOOPBACK_NETWORKS)})
-
-
-def stopping_at_once(settings: Settings) -> Settings:
-    """Return settings without a drain, unless one is set: there is no load balancer to wait for."""
-    return settings if "drain_s" in settings.model_fields_set else settings.model_copy(update={"drain_s": 0.0})
+def _local(settings: Settings) -> Settings:
+    """Also allow check endpoints on this machine, and do not drain unless asked to: no load balancer is waited for."""
+    drain = {} if "drain_s" in settings.model_fields_set else {"drain_s": 0.0}
+    networks = (*settings.check_also_networks, *LOOPBACK_NETWORKS)
+    return settings.model_copy(update={"check_also_networks": networks, **drain})
 
 
 def _stop_when_stdin_closes() -> None:

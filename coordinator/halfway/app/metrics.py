@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections import defaultdict, deque
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from itertools import accumulate, product
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 import structlog
@@ -52,30 +53,44 @@ if TYPE_CHECKING:
     from halfway.kafka.clients.config import KafkaConfig
 
 
-class Tally(Collector):
-    """Counts by label values. Update and read it on one thread only."""
+C = TypeVar("C")
 
-    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+
+class _ByLabels(Collector, ABC, Generic[C]):
+    """Figures by label values, in place of prometheus_client's. Update and read them on one thread only."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], *, registry: CollectorRegistry) -> None:
         self._name = name
         self._text = text
         self._labels = labels
-        self._counts: dict[tuple[str, ...], int] = {}
-
-    def count(self, labels: tuple[str, ...], times: int) -> None:
-        self._counts[labels] = self._counts.get(labels, 0) + times
+        self._counts: dict[tuple[str, ...], C] = {}
+        registry.register(self)
 
     def totals(self, first: str | None, by: int) -> Counts[str]:
         """Return the counts by the value of one label, of one value of the first label or of all."""
         found = Counts[str]()
         for labels, count in self._counts.items():
             if first in (None, labels[0]):
-                found[labels[by]] += count
+                found[labels[by]] += self._total(count)
         return found
 
     def forget(self, first: str) -> None:
-        """Drop every count whose first label has this value."""
+        """Drop whatever has this value of the first label."""
         for labels in [labels for labels in self._counts if labels[0] == first]:
             del self._counts[labels]
+
+    @abstractmethod
+    def _total(self, count: C) -> int: ...
+
+
+class Tally(_ByLabels[int]):
+    """Counts by label values."""
+
+    def count(self, labels: tuple[str, ...], times: int) -> None:
+        self._counts[labels] = self._counts.get(labels, 0) + times
+
+    def _total(self, count: int) -> int:
+        return count
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
@@ -84,20 +99,17 @@ class Tally(Collector):
         yield family
 
 
-class Distribution(Collector):
-    """Observations by label values. Update and read it on one thread only."""
+class Distribution(_ByLabels[list[int]]):
+    """Observations by label values."""
 
-    def __init__(self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]) -> None:
+    def __init__(self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float], **options: Any) -> None:
         """Take the upper bounds of the buckets, without infinity."""
-        self._name = name
-        self._text = text
-        self._labels = labels
         self._bounds = tuple(buckets)
         self._names = [*(str(float(bound)) for bound in buckets), "+Inf"]
-        self._counts: dict[tuple[str, ...], list[int]] = {}
         self._sums: dict[tuple[str, ...], float] = {}
         self._exemplars: dict[tuple[str, ...], Exemplar] = {}
         """The newest trace of each bucket, by the label values and its name."""
+        super().__init__(name, text, labels, **options)
 
     def observe(self, value: float, *labels: str, count: int) -> None:
         """Add `count` observations of the same value."""
@@ -113,18 +125,12 @@ class Distribution(Collector):
         bucket = self._names[bisect_left(self._bounds, value)]
         self._exemplars[*labels, bucket] = Exemplar({"trace_id": trace}, value, time.time())
 
-    def totals(self, first: str | None, by: int) -> Counts[str]:
-        """Return the numbers of observations by the value of one label, of one value of the first label or of all."""
-        found = Counts[str]()
-        for labels, counts in self._counts.items():
-            if first in (None, labels[0]):
-                found[labels[by]] += sum(counts)
-        return found
-
     def forget(self, first: str) -> None:
-        """Drop every observation whose first label has this value."""
-        for labels in [labels for labels in self._counts if labels[0] == first]:
-            del self._counts[labels], self._sums[labels]
+        super().forget(first)
+        self._sums = {labels: sum_ for labels, sum_ in self._sums.items() if labels in self._counts}
+
+    def _total(self, count: list[int]) -> int:
+        return sum(count)
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
@@ -194,6 +200,10 @@ _BY_SHARD: Final = {
 """The gauge of each figure in the statistics of a shard."""
 _BYTES: Final = (1_024, 16_384, 131_072, 524_288, 1_048_576, 4_194_304, 16_777_216, 67_108_864)
 
+_CURSOR_REASONS: Final = ("foreign_cursor", "beyond_end")
+_FORWARDED: Final = ("done", PeerLostError.code, ShardUnavailableError.code, OverloadedError.code)
+"""The results of a call whose answer did not arrive, and of one that succeeded."""
+
 
 class _Groups:
     """The groups that have their own series."""
@@ -225,75 +235,47 @@ class Metrics:
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series, and nobody uses them
-        self.registry = CollectorRegistry()
-        registry = self.registry
+        self.registry = registry = CollectorRegistry()
+        tally, distribution = partial(Tally, registry=registry), partial(Distribution, registry=registry)
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         self._groups = _Groups()
-        self._prepares = Tally("halfway_prepares", "Prepares by result", ["group", "result"])
-        self._prepare_s = Distribution("halfway_prepare_seconds", "Time of a prepare", ["result"], _LATENCY_S)
-        self._ends = Tally("halfway_ends", "Ends by outcome and result", ["group", "outcome", "cause", "result"])
-        self._end_s = Distribution("halfway_end_seconds", "Time of an end", ["outcome", "result"], _LATENCY_S)
-        self._outcome_s = Distribution(
-            "halfway_time_to_outcome_seconds", "Time from prepare to outcome", ["group", "outcome"], _OUTCOME_S
-        )
-        self._checks = Tally("halfway_checks", "Checks by verdict", ["group", "verdict", "sent"])
+        self._prepares = tally("halfway_prepares", "Prepares by result", ["group", "result"])
+        self._ends = tally("halfway_ends", "Ends by outcome and result", ["group", "outcome", "cause", "result"])
+        self._prepare_s = distribution("halfway_prepare_seconds", "Time of a prepare", ["result"], _LATENCY_S)
+        self._end_s = distribution("halfway_end_seconds", "Time of an end", ["outcome", "result"], _LATENCY_S)
+        text = "Time from prepare to outcome"
+        self._outcome_s = distribution("halfway_time_to_outcome_seconds", text, ["group", "outcome"], _OUTCOME_S)
+        self._checks = tally("halfway_checks", "Checks by verdict", ["group", "verdict", "sent"])
         self._of_groups = (self._prepares, self._ends, self._outcome_s, self._checks)
         """The metrics whose first label is a group."""
-        for collector in (self._prepares, self._ends, self._prepare_s, self._end_s, self._outcome_s, self._checks):
-            registry.register(collector)
-        self._check_s = Distribution("halfway_check_seconds", "Time of a check", ["verdict"], _CHECK_S)
-        self._requests = Tally("halfway_requests", "Requests answered", ["operation", "status"])
-        self._streamed = Tally("halfway_stream_operations", "Operations of streams answered", ["operation", "status"])
-        for tally in (self._requests, self._streamed):
-            registry.register(tally)
-        self._lane_ends = Histogram(
-            "halfway_lane_batch_ends", "Ends in a Kafka transaction of the lane", registry=registry, buckets=_ENDS
-        )
-        self._lane_bytes = Histogram(
-            "halfway_lane_batch_bytes", "Payload of a Kafka transaction of the lane", registry=registry, buckets=_BYTES
-        )
-        self._lane_s = Distribution("halfway_lane_commit_seconds", "Time of a Kafka transaction", [], _LATENCY_S)
+        self._requests = tally("halfway_requests", "Requests answered", ["operation", "status"])
+        self._streamed = tally("halfway_stream_operations", "Operations of streams answered", ["operation", "status"])
+        text = "Ends in a Kafka transaction of the lane"
+        self._lane_ends = histogram("halfway_lane_batch_ends", text, buckets=_ENDS)
+        text = "Payload of a Kafka transaction of the lane"
+        self._lane_bytes = histogram("halfway_lane_batch_bytes", text, buckets=_BYTES)
+        self._check_s = distribution("halfway_check_seconds", "Time of a check", ["verdict"], _CHECK_S)
+        self._lane_s = distribution("halfway_lane_commit_seconds", "Time of a Kafka transaction", [], _LATENCY_S)
         self._lane_s.observe(0.0, count=0)
-        for distribution in (self._check_s, self._lane_s):
-            registry.register(distribution)
-        self._lane_failures = Counter(
-            "halfway_lane_failures", "Incarnations that ended in a failure", ["reason"], registry=registry
-        )
-        self._skipped = Counter(
-            "halfway_skipped_records",
-            "Records of internal topics that could not be used",
-            ["topic", "reason"],
-            registry=registry,
-        )
-        self._shortened = Counter(
-            "halfway_horizon_shortened",
-            "Outcomes forgotten before the horizon, because memory is bounded",
-            ["shard"],
-            registry=registry,
-        )
-        self._refused = Counter(
-            "halfway_refused_callers", "Calls refused for lack of permission, by reason", ["reason"], registry=registry
-        )
+        text = "Incarnations that ended in a failure"
+        self._lane_failures = counter("halfway_lane_failures", text, ["reason"])
+        text = "Records of internal topics that could not be used"
+        self._skipped = counter("halfway_skipped_records", text, ["topic", "reason"])
+        text = "Outcomes forgotten before the horizon, because memory is bounded"
+        self._shortened = counter("halfway_horizon_shortened", text, ["shard"])
+        text = "Calls refused for lack of permission, by reason"
+        self._refused = counter("halfway_refused_callers", text, ["reason"])
         for reason in get_args(Refusal):
             self._refused.labels(reason)
-        self._audited = Counter(
-            "halfway_audit_events",
-            "Events of the audit trail, written to its topic or lost",
-            ["result"],
-            registry=registry,
-        )
+        text = "Events of the audit trail, written to its topic or lost"
+        self._audited = counter("halfway_audit_events", text, ["result"])
         for result in ("written", "lost"):
             self._audited.labels(result)
-        self._forwarded = Tally("halfway_forwarded", "Calls to other instances by result", ["call", "result"])
+        self._forwarded = tally("halfway_forwarded", "Calls to other instances by result", ["call", "result"])
         text = "Time of a call to another instance"
-        self._forwarded_s = Distribution("halfway_forwarded_seconds", text, ["call"], _LATENCY_S)
-        for collector in (self._forwarded, self._forwarded_s):
-            registry.register(collector)
-        self._moved_s = Histogram(
-            "halfway_shard_away_seconds",
-            "How long a shard was unserved before this instance took it over",
-            registry=registry,
-            buckets=_AWAY_S,
-        )
+        self._forwarded_s = distribution("halfway_forwarded_seconds", text, ["call"], _LATENCY_S)
+        text = "How long a shard was unserved before this instance took it over"
+        self._moved_s = histogram("halfway_shard_away_seconds", text, buckets=_AWAY_S)
         Info("halfway_build", "The running version", registry=registry).info(
             {"version": version("halfway"), "python": platform.python_version()}
         )
@@ -400,19 +382,15 @@ class Metrics:
         text = "Ends and other changes without an answer, by what they wait for"
         self.show_gauges("halfway_changes_waiting", text, "on", coordinator.changes_waiting)
 
-    def export_zeros(
-        self,
-        *,
-        lane_failures: Iterable[str],
-        skipped: Iterable[tuple[str, str]],
-        forwarded: Iterable[tuple[str, str]],
-    ) -> None:
-        """Export 0 for lane failures by reason, skipped records by topic and reason, and calls by kind and result."""
-        for reason in lane_failures:
-            self._lane_failures.labels(reason)
-        for topic, reason in skipped:
+    def export_zeros(self, config: KafkaConfig, *, has_peers: bool) -> None:
+        """Export 0 for lane failures, skipped records and, if there are peers, forwarded calls."""
+        for failure in ("fenced", *get_args(Step)):
+            self._lane_failures.labels(failure)
+        topics = [config.topic(kind) for kind in KINDS if kind != "audit"]  # `audit-log` reads it, not `serve`
+        for topic, reason in (*product(topics, SKIP_REASONS), *product([config.cursors_group], _CURSOR_REASONS)):
             self._skipped.labels(topic, reason)
-        for call, result in forwarded:
+        calls = [call.__struct_config__.tag for call in get_args(PeerCall)] if has_peers else []
+        for call, result in product(calls, _FORWARDED):
             self._forwarded.count((call, result), 0)
 
     def show_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
@@ -551,18 +529,3 @@ def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Me
 
 def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(name, text, value=value)
-
-
-_CURSOR_REASONS: Final = ("foreign_cursor", "beyond_end")
-_FORWARDED: Final = ("done", PeerLostError.code, ShardUnavailableError.code, OverloadedError.code)
-"""The results of a call whose answer did not arrive, and of one that succeeded."""
-
-
-def export_zeros(metrics: Metrics, config: KafkaConfig, *, has_peers: bool) -> None:
-    """Export 0 for lane failures, skipped records and, if there are peers, forwarded calls."""
-    topics = [config.topic(kind) for kind in KINDS if kind != "audit"]  # `halfway audit-log` reads audit, not `serve`
-    metrics.export_zeros(
-        lane_failures=("fenced", *get_args(Step)),
-        skipped=(*product(topics, SKIP_REASONS), *product([config.cursors_group], _CURSOR_REASONS)),
-        forwarded=product([call.__struct_config__.tag for call in get_args(PeerCall)], _FORWARDED) if has_peers else (),
-    )

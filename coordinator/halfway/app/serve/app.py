@@ -17,7 +17,7 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
-from halfway.app.metrics import LONG_S, LoopPauses, Metrics, export_zeros
+from halfway.app.metrics import LONG_S, LoopPauses, Metrics
 from halfway.app.serve.addresses import demand_guarded, demand_host, instance_url_of, listen, local_url, server_tls
 from halfway.app.serve.backend import STOP_S, WARNINGS, Backend, running_backend
 from halfway.app.serve.process import (
@@ -325,7 +325,7 @@ async def _run_backend(
         instance_url = await asyncio.to_thread(instance_url_of, settings, ports.instance_port)
     log.info("instance_url", url=instance_url, is_default=ports.instance_url is None)
     config = settings.kafka_config(instance_url)
-    export_zeros(metrics, config, has_peers=bool(settings.peer_credentials))
+    metrics.export_zeros(config, has_peers=bool(settings.peer_credentials))
     async with running_backend(settings, config, metrics) as backend:
         api = Api(
             backend.coordinator,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.app.metrics import MAX_GROUPS, OTHER, LoopPauses, Metrics, export_zeros
+from halfway.app.metrics import MAX_GROUPS, OTHER, LoopPauses, Metrics
 from halfway.coordinator.records import Totals
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import UndecodableError
@@ -35,7 +35,7 @@ def samples(metrics: Metrics, name: str) -> list[Mapping[str, str]]:
 
 def test_failures_and_skipped_records_are_zero_at_the_start() -> None:
     metrics = Metrics()
-    export_zeros(metrics, CONFIG, has_peers=True)
+    metrics.export_zeros(CONFIG, has_peers=True)
     reasons = {labels["reason"] for labels in samples(metrics, "halfway_lane_failures_total")}
     assert {"fenced", "commit_transaction", "lane", "tail"} <= reasons
     skipped = samples(metrics, "halfway_skipped_records_total")
@@ -50,7 +50,7 @@ def test_failures_and_skipped_records_are_zero_at_the_start() -> None:
 @pytest.mark.parametrize("has_peers", [True, False])
 def test_forwarded_calls_are_zero_at_the_start_if_there_are_peers(has_peers: bool) -> None:
     metrics = Metrics()
-    export_zeros(metrics, CONFIG, has_peers=has_peers)
+    metrics.export_zeros(CONFIG, has_peers=has_peers)
     forwarded = samples(metrics, "halfway_forwarded_total")
     assert ({"call": "prepare", "result": "peer_lost"} in forwarded) is has_peers
     assert bool(forwarded) is has_peers
@@ -64,7 +64,7 @@ async def test_each_shard_has_shortened_no_horizon_at_the_start(world: RestWorld
 
 def test_an_event_counts_in_the_sample_that_was_zero() -> None:
     metrics = Metrics()
-    export_zeros(metrics, CONFIG, has_peers=False)
+    metrics.export_zeros(CONFIG, has_peers=False)
     metrics.lane_failed("fenced")
     metrics.skipped_record("h.half", "wrong_key")
     text = metrics.render()[0].decode()
