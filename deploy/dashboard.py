@@ -197,6 +197,13 @@ def _lane() -> list[Any]:
         lines("Changes that wait", "short", (f"sum by (on) (halfway_changes_waiting{{{HERE}}})", "for {{on}}")),
         lines("Held back", "short", (f"sum by (kind) (halfway_held_back{{{HERE}}})", "{{kind}}")),
         lines(
+            "Round trip to a broker",
+            "s",
+            (f"max by (broker) (halfway_kafka_round_trip_seconds{{{HERE}}})", "{{broker}}: average"),
+            (f"max by (broker) (halfway_kafka_round_trip_p99_seconds{{{HERE}}})", "{{broker}}: p99"),
+            text="Of the producer of half records, in the last 15 s; the slowest instance.",
+        ),
+        lines(
             "Kafka's quotas",
             "s",
             (per_s("halfway_kafka_throttled_seconds_total", "instance", HERE), "{{instance}}"),

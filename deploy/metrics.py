@@ -62,6 +62,7 @@ VALUES: Final[dict[str, dict[str, Iterable[str] | str]]] = {
 }
 """The values that labels can have; those that are exported from the start are found there."""
 _ANYWHERE: Final = {
+    "broker": "a broker's id",
     "group": f"a registered group; `{OTHER}` for the others, and from the {MAX_GROUPS + 1}st on",
     "shard": _NUMBER,
     "worker": "the number of a worker; with several workers every series has it",

@@ -10,6 +10,7 @@ from confluent_kafka import Producer
 
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.librdkafka_events import ROUND_TRIPS, RoundTrips
 from halfway.kafka.log.half_log import KafkaHalfLog
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.protocol.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError
@@ -18,6 +19,7 @@ from tests.support.brokers.fixtures import Kafka
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 from tests.support.ownership.cluster_harness import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
 from tests.support.replies import appended
+from tests.support.waiting import eventually, until_true
 
 
 def half(name: str, size: int = 100) -> Half:
@@ -202,3 +204,20 @@ async def test_while_the_broker_hangs_everything_ends_by_its_deadline_and_recove
             last = await append_at_last(log, half("c"))
             assert await log.read_half(0, last, "c", deadline=patience()) == half("c")
             assert await log.half_end(0, deadline=patience()) == last + 1
+
+
+async def test_the_round_trips_to_each_broker_that_answers_are_known(
+    config: KafkaConfig, skipped: SkippedRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RoundTrips, "EVERY_MS", 100)
+    monkeypatch.setattr(ROUND_TRIPS, "average_s", {})
+    async with running(config, skipped) as log:
+
+        async def round_trips() -> dict[str, float]:
+            await appended(log, 0, half("a"), deadline=patience())
+            return ROUND_TRIPS.average_s
+
+        [(broker, average_s)] = (await eventually(round_trips, bool)).items()
+        assert broker == "1"
+        assert 0 < average_s < PATIENCE_S
+        await until_true(lambda: not ROUND_TRIPS.p99_s, "no figures of a broker that nobody asks")

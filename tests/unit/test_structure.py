@@ -9,13 +9,13 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_783,
+    "lines of coordinator and adapters": 46_837,
     "files of coordinator and adapters": 183,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_860,
     "lines of halfway/http": 5_855,
-    "lines of halfway/app": 5_735,
-    "lines of halfway/kafka": 10_139,
+    "lines of halfway/app": 5_739,
+    "lines of halfway/kafka": 10_189,
     "lines of halfway/checks": 1_133,
     "lines of halfway/peers": 368,
     "lines of halfway/simulated": 2_165,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_352,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_447,
+    "lines of tests": 77_468,
     "lines of bench": 3_999,
     "bytes of pages": 204_710,
     "settings": 50,

@@ -52,6 +52,8 @@ NOT_HERE = {
     "halfway_changes_waiting",  # while something waits
     "halfway_forwarded_seconds",  # with other instances
     "halfway_forwarded_total",
+    "halfway_kafka_round_trip_p99_seconds",  # after 15 s
+    "halfway_kafka_round_trip_seconds",
     "halfway_keys_age_seconds",  # with keys
     "halfway_missing_transactions_total",  # with a fault of Kafka
     "halfway_shard_not_acquired_seconds",

@@ -1,4 +1,4 @@
-"""librdkafka's log lines as structlog events, and how long brokers have delayed answers because of quotas."""
+"""librdkafka's log lines as structlog events, how long quotas have delayed answers, and the round trips to brokers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import logging
 import re
 import threading
 import time
+from contextlib import suppress
 from typing import ClassVar, Final
 
+import msgspec
 import structlog
 from confluent_kafka import ThrottleEvent
 
@@ -149,3 +151,46 @@ class Throttling:
 
 
 THROTTLING: Final = Throttling()
+
+
+class _RoundTrip(msgspec.Struct):
+    """The round trips to a broker since the statistics before, in microseconds."""
+
+    avg: int
+    p99: int
+    cnt: int
+
+
+class _Broker(msgspec.Struct):
+    nodeid: int
+    rtt: _RoundTrip
+
+
+class _Statistics(msgspec.Struct):
+    brokers: dict[str, _Broker]
+
+
+class RoundTrips:
+    """The round trips of one producer by broker, from librdkafka's statistics, on the thread that polls it.
+
+    The statistics have 1 KB for each partition of the topics that the producer knows, 10 KB and 0.5 ms of CPU time with
+    eight: only for a producer of few topics.
+    """
+
+    EVERY_MS: ClassVar[int] = 15_000
+
+    def __init__(self) -> None:
+        self.average_s: dict[str, float] = {}
+        self.p99_s: dict[str, float] = {}
+
+    def note(self, statistics: str) -> None:
+        """Take the figures of the brokers that have answered; an exception would end the producer."""
+        with suppress(msgspec.MsgspecError):
+            brokers = msgspec.json.decode(statistics, type=_Statistics).brokers.values()
+            answered = {str(one.nodeid): one.rtt for one in brokers if one.rtt.cnt}
+            self.average_s = {broker: rtt.avg / 1e6 for broker, rtt in answered.items()}
+            self.p99_s = {broker: rtt.p99 / 1e6 for broker, rtt in answered.items()}
+
+
+ROUND_TRIPS: Final = RoundTrips()
+"""Of the producer of half records."""

@@ -18,8 +18,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from halfway.coordinator.operations import Deadlines, tick_of
 from halfway.coordinator.ports import Appended, Observer
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.librdkafka_events import ROUND_TRIPS
 from halfway.kafka.clients.reader import PartitionEnds
-from halfway.kafka.clients.seam import Producer
+from halfway.kafka.clients.seam import Producer, Properties
 from halfway.kafka.clients.threads import Loop, answer_all
 from halfway.kafka.clients.transactional_producer import OUT_OF_SEQUENCE
 from halfway.kafka.log.history import RecordReader
@@ -117,17 +118,17 @@ class RecordWriter:
         config: KafkaConfig,
         *,
         name: str,
-        linger_ms: float = 0,
+        properties: Properties | None = None,
         on_lost_sequence: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Keep the configuration; nothing connects before `start`.
+        """Keep the configuration and further properties of its producer; nothing connects before `start`.
 
         `on_lost_sequence` is called on the loop's thread if a partition has lost records of a producer.
         """
         self._on_lost_sequence = on_lost_sequence
         self._config = config
         self._name = name
-        self._linger_ms = linger_ms
+        self._properties = {"linger.ms": 0} | (properties or {})
         self._thread = threading.Thread(target=self._run, name=f"halfway-{name}", daemon=True)
         self._stopping = threading.Event()
         # On the loop's thread.
@@ -251,7 +252,7 @@ class RecordWriter:
     def _make(self) -> _Client:
         producer = self._config.make_producer(
             **{
-                "linger.ms": self._linger_ms,
+                **self._properties,
                 # Under load what comes meanwhile shares the next request, which costs the broker hardly more than a
                 # request with one record; nothing waits if nothing is under way.
                 "max.in.flight.requests.per.connection": 2,
@@ -375,7 +376,11 @@ class KafkaHalfLog:
         self._writer = RecordWriter(
             config,
             name="half",
-            linger_ms=config.half_linger_ms,
+            properties={
+                "linger.ms": config.half_linger_ms,
+                "statistics.interval.ms": ROUND_TRIPS.EVERY_MS,
+                "stats_cb": ROUND_TRIPS.note,
+            },
             on_lost_sequence=self._lost_sequence,
         )
         self._reader = RecordReader(config, observer)

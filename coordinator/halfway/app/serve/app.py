@@ -45,7 +45,7 @@ from halfway.http.server.api import Api
 from halfway.http.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.http.server.peer_port import PeerPort
 from halfway.http.server.server import HttpServer, ServerTls
-from halfway.kafka.clients.librdkafka_events import THROTTLING
+from halfway.kafka.clients.librdkafka_events import ROUND_TRIPS, THROTTLING
 from halfway.protocol.errors import ConfigurationError, ShardUnavailableError
 from halfway.protocol.principal import Permission
 
@@ -393,6 +393,10 @@ def show_backend(metrics: Metrics, backend: Backend, unsent: Unsent) -> None:
     metrics.show_gauge("halfway_tail_age_seconds", text, lambda: backend.tail.age_s)
     text = "For how long brokers have delayed answers because of quotas"
     metrics.show_counter("halfway_kafka_throttled_seconds", text, lambda: THROTTLING.seconds)
+    text = "Round trip of the producer of half records to a broker in the last 15 s: the average"
+    metrics.show_gauges("halfway_kafka_round_trip_seconds", text, "broker", lambda: ROUND_TRIPS.average_s)
+    text = "Round trip of the producer of half records to a broker in the last 15 s: the 99th percentile"
+    metrics.show_gauges("halfway_kafka_round_trip_p99_seconds", text, "broker", lambda: ROUND_TRIPS.p99_s)
     text = "How long a shard that is assigned to this instance could not be acquired"
     metrics.show_gauges("halfway_shard_not_acquired_seconds", text, "shard", backend.not_acquired_s)
 
