@@ -5,6 +5,7 @@ cd "$(dirname "$0")/.."
 . deploy/tools.sh
 tool actionlint github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 helm_tool
+helm_unittest_tool
 tool kubeconform github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0
 tool promtool github.com/prometheus/prometheus/cmd/promtool@v0.316.0
 versions=(1.30.0 1.36.0)
@@ -32,6 +33,7 @@ for values in $chart/ci/*-values.yaml; do
                 -schema-location "$schemas/$version/{{ .ResourceKind }}{{ .KindSuffix }}.json"
     done
 done
+helm-unittest $chart
 .venv/bin/python -m pytest -q -n 0 deploy/test_chart.py "$@"
 
 # Each alert fires in its fault, and none in the demo.

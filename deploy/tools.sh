@@ -9,3 +9,10 @@ tool() { # NAME MODULE@VERSION
 helm_tool() {
     tool helm helm.sh/helm/v3/cmd/helm@v3.22.0
 }
+
+helm_unittest_tool() { # it is built in its own folder: `go install` of a module with a replacement is refused
+    command -v helm-unittest >/dev/null && return
+    echo "building helm-unittest"
+    module=$(go mod download -json github.com/helm-unittest/helm-unittest@v1.1.2 | sed -n 's/^\s*"Dir": "\(.*\)",$/\1/p')
+    go install -C "$module" ./cmd/helm-unittest
+}
