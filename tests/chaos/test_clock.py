@@ -17,7 +17,7 @@ from tests.support.coordinator.by_hand import append_half
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
 from tests.support.ids import new_id
-from tests.support.waiting import until_true
+from tests.support.waiting import eventually, until_true
 
 SHARDS = 2
 SETTINGS = {"HALFWAY_SHARDS": str(SHARDS), "HALFWAY_PEER_CREDENTIAL": "x" * 40}
@@ -108,8 +108,7 @@ async def test_a_late_half_before_an_outage_longer_than_the_horizon_brings_nothi
     instance.start()
     again = await rest.prepare("g", body, as_id=own, retry=True)
     assert (again.status, again.body.get("state")) in {(200, "committed"), (410, None)}, again
-    await asyncio.sleep(FORGOTTEN_BY_S)
-    (await rest.prepare("g", body, as_id=own, retry=True)).expect(410)
+    await eventually(lambda: rest.prepare("g", body, as_id=own, retry=True), lambda answer: answer.status == 410)
     assert len(await cluster.read(topic)) == 1
 
 

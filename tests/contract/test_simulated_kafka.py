@@ -450,7 +450,7 @@ def test_a_partition_refuses_the_epoch_before_the_last_marker(bench: Bench) -> N
 
 
 def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(bench: Bench) -> None:
-    topic, producer = bench.topic(), bench.producer(uuid4().hex, transaction_timeout_ms=1_000, message_timeout_ms=900)
+    topic, producer = bench.topic(), bench.producer(uuid4().hex, transaction_timeout_ms=5_000, message_timeout_ms=4_900)
     producer.begin_transaction()
     producer.produce(topic, b"v", b"k", 0)
     producer.flush(PATIENCE_S)

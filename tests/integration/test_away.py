@@ -5,12 +5,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AdminClient,
     AlterConfigOpType,
@@ -21,6 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 
 from halfway.coordinator.access import KeyFreshness
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.reader import Reader
 from halfway.kafka.log.compacted_table import CompactedTable
 from halfway.kafka.log.registries import KafkaGroups, KafkaKeys
 from halfway.kafka.topics.provisioning import InternalTopics
@@ -35,8 +35,6 @@ from tests.support.records.samples import RECORDS
 from tests.support.waiting import until_true
 
 HORIZON_S = 2.0
-FETCHED_S = 1.0
-"""More than a client takes to fetch a record; if it takes longer, it reads the tombstone, and the test says so."""
 QUICK_CLEANER = {"log.cleaner.backoff.ms": "100"}
 
 
@@ -71,16 +69,8 @@ async def config(kafka: Kafka) -> AsyncIterator[KafkaConfig]:
     delete_all(config)
 
 
-def slow_reader(config: KafkaConfig) -> KafkaConfig:
-    """Return the configuration of a client that fetches nothing while it holds a record that nobody has taken."""
-    return replace(config, properties={**config.properties, "queued.min.messages": "1"})
-
-
 class Away:
-    """Keeps one table from reading, as a pause or a cut does, from the next record on.
-
-    Its client is a `slow_reader`: it holds a record that is not taken, so it fetches nothing more.
-    """
+    """Keeps one table from reading, as a cut does, from the next record on. Its client drops what it has fetched."""
 
     def __init__(self, table: CompactedTable[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self._back = threading.Event()
@@ -88,25 +78,32 @@ class Away:
         self._held = threading.Event()
         self.deletions: set[bytes | None] = set()
         """The keys of the tombstones that it has read."""
-        handle = table._handle
+        handle, read, partition = table._handle, table._read, [TopicPartition(table._topic, 0)]
 
         def held(place: Any, message: Message) -> None:
-            self._held.set()
-            self._back.wait(PATIENCE_S)
+            if not self._back.is_set():
+                consumer: Any = self._reader._consumer  # the seam has no `resume`
+                consumer.pause(partition)
+                self._held.set()
+                self._back.wait(PATIENCE_S)
+                consumer.resume(partition)
             self.deletions |= {message.key()} if message.value() is None else set()
             handle(place, message)
 
+        def noted(reader: Reader) -> None:
+            self._reader = reader
+            read(reader)
+
         monkeypatch.setattr(table, "_handle", held)
+        monkeypatch.setattr(table, "_read", noted)
 
     @asynccontextmanager
     async def __call__(self, write: Callable[[str], Awaitable[None]]) -> AsyncIterator[None]:
         """`write` adds a record of a name."""
         self._held.clear()
         self._back.clear()
-        await write("filler1")
+        await write("filler")
         await until_true(self._held.is_set)
-        await write("filler2")
-        await asyncio.sleep(FETCHED_S)
         try:
             yield
         finally:
@@ -156,7 +153,7 @@ async def test_a_key_that_was_revoked_meanwhile_is_refused(
 ) -> None:
     """The tombstone is gone: only reading the topic anew shows it. Keys are not fresh before that."""
     key, kept = sample_key(), msgspec.structs.replace(sample_key(), id="kept")
-    here, there = (KafkaKeys(one, SkippedRecords().observer) for one in (config, slow_reader(config)))
+    here, there = (KafkaKeys(config, SkippedRecords().observer) for _ in range(2))
     away = Away(there, monkeypatch)
 
     async def write(name: str) -> None:
@@ -187,7 +184,7 @@ async def test_a_key_that_was_revoked_meanwhile_is_refused(
 
 async def test_a_group_that_was_deleted_meanwhile_is_gone(config: KafkaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to call: each table is confirmed at short intervals."""
-    here, there = (KafkaGroups(one, SkippedRecords().observer) for one in (config, slow_reader(config)))
+    here, there = (KafkaGroups(config, SkippedRecords().observer) for _ in range(2))
     away = Away(there, monkeypatch)
 
     async def write(name: str) -> None:

@@ -17,6 +17,7 @@ from halfway.protocol.records import Message
 from halfway.protocol.transactions import State
 from tests.support.contract.backend import prepare
 from tests.support.domain.states import state_of
+from tests.support.loop_time import LoopTime
 from tests.support.ownership.cluster_harness import PATIENCE_S, Instance, commit_of, half, in_shard, read_topic, running
 from tests.support.replies import submitted
 from tests.support.waiting import until_true
@@ -41,9 +42,19 @@ def held(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[tu
         go.set()
 
 
-async def give_back(instance: Instance, shard: int, *, within: float = 10.0) -> None:
-    """Give back a shard as in a revocation, with less time, but enough for its lane to have begun."""
-    until = asyncio.get_running_loop().time() + within
+LIMIT_S = 20.0
+
+
+async def in_vain(met: threading.Event, leaving: Awaitable[object]) -> object:
+    """Return what a call returns whose limit is over as soon as the lane has begun."""
+    call = asyncio.ensure_future(leaving)
+    await asyncio.sleep(0)  # now its limit is set
+    return await LoopTime().out(call, LIMIT_S, once=met.is_set, what="the lane has begun")
+
+
+async def give_back(instance: Instance, shard: int) -> None:
+    """Give back a shard as in a revocation."""
+    until = asyncio.get_running_loop().time() + LIMIT_S
     instance.cluster.membership._on_revoked(frozenset({shard}))
     await instance.cluster.membership._give_back(frozenset({shard}), until)
 
@@ -54,18 +65,18 @@ def last_owner(config: KafkaConfig, shard: int) -> str | None:
     return None if value is None else decode_owner(value).incarnation
 
 
-async def release_as_surplus(instance: Instance, shard: int) -> None:
-    """Release a shard like a claimed one that is no longer wanted, with as little time."""
+async def release_as_surplus(instance: Instance, shard: int) -> object:
+    """Release a shard like a claimed one that is no longer wanted."""
     incarnation = instance.cluster.membership._incarnation
     assert incarnation is not None
     incarnation.drop(shard)
     instance.service.lost(shard)
-    assert not await incarnation.release([shard], asyncio.get_running_loop().time() + 10)
+    return await incarnation.release([shard], asyncio.get_running_loop().time() + LIMIT_S)
 
 
 @pytest.mark.parametrize("leave", [give_back, release_as_surplus])
 async def test_a_late_release_does_not_land_behind_the_claim_of_who_gets_the_shard_back(
-    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch, leave: Callable[[Instance, int], Awaitable[None]]
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch, leave: Callable[[Instance, int], Awaitable[object]]
 ) -> None:
     """The release outlives its time, the same instance gets the shard again, then the release continues."""
     async with running(config) as instance:
@@ -73,7 +84,7 @@ async def test_a_late_release_does_not_land_behind_the_claim_of_who_gets_the_sha
             before = instance.incarnation
             old = instance.cluster.membership._incarnation
             assert old is not None
-            await leave(instance, 0)
+            assert not await in_vain(met, leave(instance, 0))
             assert met.is_set()
             instance.cluster.membership._on_assigned({0})
             await instance.serves([0, 1])
@@ -89,7 +100,7 @@ async def test_a_shard_is_not_acquired_again_while_its_release_is_under_way(
     async with running(config) as instance:
         with held(monkeypatch, LaneThread, "_produce_releases") as (met, go):
             before = instance.incarnation
-            giving = asyncio.create_task(give_back(instance, 0, within=PATIENCE_S))
+            giving = asyncio.create_task(give_back(instance, 0))
             await until_true(met.is_set, "a release")
             instance.cluster.membership._on_assigned({0})
             await asyncio.sleep(0.3)  # it would begin at the next turn of the loop
@@ -116,7 +127,7 @@ async def test_an_end_that_outlives_its_shard_is_known_when_the_shard_comes_back
             assert old is not None
             first = submitted(instance.cluster.lane, commit_of(0, one, at))
             await until_true(met.is_set, "a Kafka transaction")
-            await give_back(instance, 0)
+            await in_vain(met, give_back(instance, 0))
             instance.service.hold = None
             instance.cluster.membership._on_assigned({0})
             await instance.serves([0, 1])

@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_352,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_468,
+    "lines of tests": 77_493,
     "lines of bench": 3_999,
     "bytes of pages": 204_710,
     "settings": 50,

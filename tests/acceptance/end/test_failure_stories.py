@@ -75,7 +75,8 @@ class TestTheHalfSendFails:
         # The service has run no local transaction for them; it continues with the next order.
         await self._ordered(rest, database, group, topic, "after")
         await eventually(lambda: rest.page(group=group, state="prepared"), lambda page: page["transactions"] == [])
-        assert [record.value for record in await cluster.read(topic)] == [b"before", b"after"]
+        # Which partition each is in depends on how many prepares were not acknowledged.
+        assert sorted(record.value or b"" for record in await cluster.read(topic)) == [b"after", b"before"]
         for one in (await rest.page(group=group, state="rolled_back"))["transactions"]:
             assert one["cause"] == "check"
 

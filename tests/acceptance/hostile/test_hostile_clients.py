@@ -101,6 +101,8 @@ async def test_polls_that_die(
                     poll.sendall(head("GET", f"/v1/groups/{group}/checks?wait_s=60"))
                 await eventually(answer, lambda status: status == 429)
             await eventually(answer, lambda status: status == 200)
+        # A poll whose end has not been read yet may still be given a check.
+        await eventually(lambda: total(rest, "halfway_requests_in_flight"), lambda count: count == 0)
         transaction = await rest.prepared(group, [message(topic)])
         (check,) = await rest.lease(group, wait_s=30)
         assert (check["id"], check["attempt"]) == (transaction, 1)

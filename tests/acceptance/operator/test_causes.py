@@ -65,7 +65,7 @@ async def test_a_permission_that_is_taken_away_is_named_with_its_command(
     of_op = allowed_by("--topic", op, "Write")
     said = await eventually(ready, lambda answer: of_op.search(answer) is not None)
     assert "find-hanging" not in said
-    assert of_op.search(restricted.log) is not None
+    await until_true(lambda: of_op.search(restricted.log), what="the log says it too")
     guarded_kafka.stop_denying(USER, op, AclOperation.WRITE)
     await rest.commit(name, retry=True)
     restricted.wait_until_ready()

@@ -1,6 +1,7 @@
 """Traces of real coordinators on a real Kafka, exported over OTLP."""
 
 from pathlib import Path
+from typing import Any
 
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -30,8 +31,8 @@ async def test_a_prepare_whose_instance_is_killed_is_one_trace_up_to_the_message
         fleet = Fleet(kafka.bootstrap_servers, tmp_path / "fleet", collector.settings)
         try:
             first, second = (fleet.add({"OTEL_RESOURCE_ATTRIBUTES": f"service.instance.id={one}"}) for one in "12")
-            policy = {"first_check_after_s": 1, "check_interval_s": 1, "max_interval_s": 2}
-            await connect(first.start()).put_group(group, topics=[topic], urls=[endpoint.url], policy=policy)
+            registered: dict[str, Any] = {"topics": [topic], "urls": [endpoint.url]}
+            await connect(first.start()).put_group(group, **registered, policy=QUIET)
             async with Halfway(first.url, group) as client:
                 with tracer.start_as_current_span("take an order") as order:
                     name = client.new_id()
@@ -42,6 +43,7 @@ async def test_a_prepare_whose_instance_is_killed_is_one_trace_up_to_the_message
             remove_members(kafka.bootstrap_servers, first.topic("members"))
             endpoint.answer("commit")
             rest = connect(second.start())
+            await rest.put_group(group, **registered, policy={"first_check_after_s": 1})
             await rest.until(name, "committed")
             found = await collector.until(f"check {group}", f"commit {topic}", f"send {topic}")
             spans = [span for span in collector.spans if span.trace == prepared.trace]

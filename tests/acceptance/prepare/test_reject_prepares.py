@@ -58,7 +58,7 @@ async def test_prepares_are_rejected_while_ends_and_checks_go_on(
     (await rest.prepare(group, [message(topic)])).refused(403, "prepares_rejected")
     coordinator.stop()
     coordinator.start(HALFWAY_REJECT_PREPARES="false")
-    many = [{"group": group, "messages": [message(topic)]}] * 3
+    many = [{"group": group, "messages": [message(topic)], "check_after_s": NEVER_S}] * 3
     items = (await rest.batch(prepare=many, end=[])).expect(200)["prepare"]
     assert [item["status"] for item in items] == [201, 201, 429]
     for item in items[:2]:

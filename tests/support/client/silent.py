@@ -15,6 +15,8 @@ class Firewall:
         self._writers: set[asyncio.StreamWriter] = set()
         self.url = ""
         self.accepted = 0
+        self.answers = 0
+        """How many pieces of answers were passed on."""
         self.used_after = 0
         """How many connections were used after they were forgotten."""
         self.bytes_of_next: Callable[[], float] = lambda: inf
@@ -76,6 +78,7 @@ class Firewall:
             left[0] -= len(data)
             to.write(passed)
             await to.drain()
+            self.answers += to is connection
             if left[0] <= 0:
                 return
 

@@ -50,8 +50,10 @@ async def test_a_stream_that_nobody_uses_is_asked_whether_it_lives(world: RestWo
         await client.prepare([ORDER], id=named_id("first"))
         time = LoopTime()
         for _ in range(10):  # every answer to a ping keeps it
+            answers = firewall.answers
             time.advance(2.1)
-            await asyncio.sleep(0.05)
+            await until_true(lambda answers=answers: firewall.answers > answers, what="an answer")  # type: ignore[misc]
+            await asyncio.sleep(0.05)  # it is passed on, and is read in the next turn of the loop
         assert len(client._shared._streams) == 1
         firewall.forget()
 

@@ -79,7 +79,7 @@ async def test_a_worker_that_crashes_or_hangs_is_replaced(
         await until_true(lambda: len(pids(starts)) == 2 or run.done(), what="a second one was started")
         os.kill(os.getpid(), signal.SIGTERM)
         assert await run == 0
-    [line] = [line for line in log if line["event"] == event]
+    line, *_ = [line for line in log if line["event"] == event]  # a slow machine may let the second one hang too
     assert (line["worker"], line.get("status")) == (0, said)
 
 

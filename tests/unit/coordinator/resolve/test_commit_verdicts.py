@@ -215,8 +215,8 @@ async def test_a_commit_that_waits_for_its_turn_is_recorded_before_its_shard_is_
         ends = []
         for outcome, remark in ((Outcome.UNKNOWN, "one"), (Outcome.UNKNOWN, "two"), (Outcome.COMMIT, None)):
             ends.append(asyncio.create_task(rolling_back.end(prepared.id, outcome, remark=remark)))
-            await asyncio.sleep(0.01)
-        assert prepared.id in rolling_back.coordinator.shards.unwritten_commit_verdicts
+            await asyncio.sleep(0)
+        await rolling_back.until(lambda: prepared.id in rolling_back.coordinator.shards.unwritten_commit_verdicts)
         stopping = asyncio.create_task(rolling_back.memory.membership.stop(deadline=rolling_back.deadline()))
         await asyncio.sleep(0)
     await stopping

@@ -110,7 +110,7 @@ async def test_no_check_is_sent_when_the_end_comes_while_the_payload_is_read(wor
     prepared = await again.prepare()
     with again.memory.faults.lane_held():
         ending = asyncio.create_task(again.end(prepared.id, Outcome.COMMIT))
-        await asyncio.sleep(0.005)
+        await again.until(lambda: prepared.id in again.coordinator.shards.claims)
         await again.scan(after_s=6)
         assert again.memory.caller.requests == []
     await ending
