@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,7 +32,6 @@ def counted(condition: str) -> str:
 
 
 OF_OUTCOMES = ", ".join(counted(f"outcome = '{name}'") + f" as {name}" for name in OUTCOMES)
-STEPS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 
 def quantiles(suffix: str = "_ms") -> str:
@@ -68,24 +65,20 @@ _SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 100, "trail": 1_000}
 _SHOWN_PARTS: Final = 5
 """The number of parts of an anomaly's evidence, and of places of a message, on the page."""
 _LABELS: Final = {"check": "check-back"}
-_PLOTTED_GROUPS: Final = 10
-_BINS: Final = 40
-_MOST_TICKS: Final = 8
-_MINUTE, _HOUR, _DAY = STEPS.values()
-_TIMES: Final = (
-    *(minutes * _MINUTE for minutes in (1, 2, 5, 10, 30)),
-    *(hours * _HOUR for hours in (1, 3, 6, 12)),
-    *(days * _DAY for days in (1, 2, 7, 30, 90, 365, 3_650)),
+_SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
+_STEPS: Final = (
+    *(minutes * _MINUTE for minutes in (1, 5, 15)),
+    *(hours * _HOUR for hours in (1, 6)),
+    *(days * _DAY for days in (1, 7, 30, 365)),
 )
-"""The times between two labels at an axis of time."""
+"""The times that a row of outcomes over time can stand for, in ms."""
+_ROWS: Final = 60
+"""The number of such rows for which a longer step is chosen."""
 _DURATIONS: Final = (
-    *(1, 10, 100, 1_000, 10_000, _MINUTE, 10 * _MINUTE),
-    *(_HOUR, 6 * _HOUR, _DAY, 7 * _DAY, 30 * _DAY, 365 * _DAY),
+    *(10, 30, 100, 300, _SECOND, 3 * _SECOND, 10 * _SECOND, 30 * _SECOND),
+    *(_MINUTE, 5 * _MINUTE, 15 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY),
 )
-"""The durations that can be written at an axis, in ms."""
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_POINTS: Final = 1_440
-"""The largest number of minutes or hours that are shown. Longer times are shown by the hour or by the day."""
+"""The bounds of the classes of durations, in ms."""
 _STATES: Final = {"prepared": "pending", "parked": "parked"}
 
 
@@ -96,6 +89,14 @@ class Table:
     header: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Rows of bars: what each is of, and how many transactions each of its parts stands for."""
+
+    parts: Sequence[str]
+    rows: list[tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ class Wanted:
 
 def run(engine: Engine, sources: Sources, output: Files, wanted: Wanted = Wanted()) -> str:
     """Write `report.html` from the sources that are given; return its path."""
-    figures: dict[str, Any] = {}
+    charts: dict[str, Chart] = {}
     tables: dict[str, Table] = {}
     facts: dict[str, Any] = {"made_at": _moment(datetime.now(UTC).timestamp() * 1000)}
     if sources.audit is not None:
@@ -137,12 +138,12 @@ def run(engine: Engine, sources: Sources, output: Files, wanted: Wanted = Wanted
         if wanted.objectives:
             ended = with_objectives(engine, ended, wanted.objectives)
         within = WITHIN if wanted.objectives else ""
-        facts["ledger"] = _of_ledger(engine, engine.keep(ended), tables, figures, within)
+        facts["ledger"] = _of_ledger(engine, engine.keep(ended), tables, charts, within)
         unread = ledger.quarantine(engine, sources.ledger)
         facts["ledger"]["quarantined"] = 0 if unread is None else _only(engine, "count(*) as count", unread)["count"]
     if sources.trail is not None:
         tables["trail"] = _trail(engine, sources.trail, wanted)
-    output.write(_page(facts, figures, tables), PAGE)
+    output.write(_page(facts, charts, tables), PAGE)
     return output.path(PAGE)
 
 
@@ -183,31 +184,25 @@ def _table(name: str, header: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) 
 
 
 def _of_ledger(
-    engine: Engine, ended: Frame, tables: dict[str, Table], figures: dict[str, Any], within: str
+    engine: Engine, ended: Frame, tables: dict[str, Table], charts: dict[str, Chart], within: str
 ) -> dict[str, Any]:
-    bounds = "min(unix_millis(ended_at)) as since, max(unix_millis(ended_at)) as until, max(latency_ms) as longest"
+    bounds = "min(unix_millis(ended_at)) as since, max(unix_millis(ended_at)) as until"
     facts = _only(engine, f"count(*) as count, {bounds}, {OF_OUTCOMES}, {quantiles(suffix='')}", ended)
     if not facts["count"]:
         return facts
-    step = _step((facts["until"] - facts["since"]) // 1000)
-    groups = _by_group(engine, ended, within)
     grouped = engine.query(f"select cause, {OF_OUTCOMES} from $ended group by cause", ended=ended)  # noqa: S608
     by_cause = {row["cause"]: tuple(row[name] for name in OUTCOMES) for row in engine.rows(grouped)}
-    tables["groups"] = groups
+    tables["groups"] = _by_group(engine, ended, within)
     if within:
         shares = engine.query(f"""select 1 as one{within} from $ended group by "group\"""", ended=ended)  # noqa: S608
         missed = f"{counted(f'share_within < {OBJECTIVE_SHARE}')} as count"
         facts["missed"] = _only(engine, missed, shares)["count"]
-    slowest = [(_CONTROL.sub(" ", row[0]), row[4], row[6]) for row in groups.rows[:_PLOTTED_GROUPS]]
-    figures |= {
-        "over_time": _over_steps(engine, ended, step),
-        "durations": _durations(engine, ended, facts["longest"], {name: facts[name] for name in ("p50", "p99")}),
-        "causes": [(_LABELS.get(each, each), by_cause.get(each, (0,) * len(OUTCOMES))) for each in CAUSES],
-        "groups": {
-            "rows": slowest,
-            "axis": _scale(min(row[1] for row in slowest) / 2, max(row[2] for row in slowest) * 2),
-        },
-    }
+    nothing = (0,) * len(OUTCOMES)
+    charts["over_time"] = _over_time(engine, ended, facts["since"], facts["until"])
+    charts["durations"] = _durations(engine, ended)
+    charts["causes"] = Chart(
+        parts=OUTCOMES, rows=[(_LABELS.get(each, each), by_cause.get(each, nothing)) for each in CAUSES]
+    )
     return facts | {name: _moment(facts[name]) for name in ("since", "until")}
 
 
@@ -225,74 +220,40 @@ def _by_group(engine: Engine, ended: Frame, within: str) -> Table:
     return _table("groups", whole, (tuple(row.values()) for row in engine.stream(grouped, 'p99_ms desc, "group"')))
 
 
-def _step(seconds: int) -> str:
-    return "minute" if seconds <= 60 * _POINTS else "hour" if seconds <= 3_600 * _POINTS else "day"
-
-
-def _over_steps(engine: Engine, ended: Frame, step: str) -> dict[str, Any]:
-    """Return the outcomes of each step by their place on the axis of time, and what is written at the axes."""
-    begin = f"unix_millis(ended_at) - unix_millis(ended_at) % {STEPS[step]}"
+def _over_time(engine: Engine, ended: Frame, since: int, until: int) -> Chart:
+    """Return the outcomes of each step of a time in ms."""
+    step = next((size for size in _STEPS if until - since < _ROWS * size), _STEPS[-1])
+    begin = f"unix_millis(ended_at) - unix_millis(ended_at) % {step}"
     grouped = engine.query(f"select {begin} as ms, {OF_OUTCOMES} from $ended group by 1", ended=ended)  # noqa: S608
-    rows = list(engine.stream(grouped, "ms"))
-    first, width = rows[0]["ms"], STEPS[step]
-    whole = rows[-1]["ms"] + width - first
-    each = next((size for size in _TIMES if whole <= _MOST_TICKS * size), _TIMES[-1])
-    labelled = -(-first // each) * each
-    form = "%Y-%m-%d" if each >= _DAY else "%m-%d %H:%M" if whole >= _DAY else "%H:%M"
-    return {
-        "step": step,
-        **_stacked([((row["ms"] - first) / whole, [row[each] for each in OUTCOMES]) for row in rows], width / whole),
-        "ticks": [((at - first) / whole, _moment(at, form)) for at in range(labelled, first + whole, each)],
-    }
+    found = {row["ms"]: tuple(row[name] for name in OUTCOMES) for row in engine.rows(grouped)}
+    form = "%Y-%m-%d" if step >= _DAY else "%Y-%m-%d %H:%M"
+    steps = range(min(found), max(found) + 1, step)
+    return Chart(parts=OUTCOMES, rows=[(_moment(at, form), found.get(at, (0,) * len(OUTCOMES))) for at in steps])
 
 
-def _durations(engine: Engine, ended: Frame, longest: int | None, quantiles: Mapping[str, float]) -> dict[str, Any]:
-    """Return how many transactions ended within each part of a logarithmic axis, by cause."""
-    axis = _scale(1, max(10, longest or 1))
-    low, high = (math.log(axis[each]) for each in ("low", "high"))
-    position = f"floor((ln(greatest(latency_ms, 1)) - {low}) / {high - low} * {_BINS})"
-    counted_bins = engine.query(
-        f"""select cause, least(cast({position} as int), {_BINS - 1}) as bin, count(*) as count
+def _durations(engine: Engine, ended: Frame) -> Chart:
+    """Return how many transactions ended within each class of durations, by cause."""
+    classes = " ".join(f"when latency_ms <= {bound} then {number}" for number, bound in enumerate(_DURATIONS))
+    grouped = engine.query(
+        f"""select cause, case {classes} else {len(_DURATIONS)} end as class, count(*) as count
         from $ended group by 1, 2""",  # noqa: S608
         ended=ended,
     )
-    found = {(row["cause"], int(row["bin"])): int(row["count"]) for row in engine.rows(counted_bins)}
+    found = {(row["cause"], row["class"]): row["count"] for row in engine.rows(grouped)}
     causes = list(dict.fromkeys([*CAUSES, *(cause for cause, _ in found)]))
-    bars = [(number / _BINS, [found.get((cause, number), 0) for cause in causes]) for number in range(_BINS)]
-    names = [_LABELS.get(cause, cause) for cause in causes]
-    return {"axis": axis, "names": names, "quantiles": quantiles, **_stacked(bars, 1 / _BINS)}
-
-
-def _scale(low: float, high: float) -> dict[str, Any]:
-    """Return a logarithmic axis of durations, with the durations that are written at it."""
-    low, high = max(1.0, low), max(2.0, high)
-    return {"low": low, "high": high, "ticks": [tick for tick in _DURATIONS if low <= tick <= high]}
-
-
-def _place(ms: float, axis: Mapping[str, Any]) -> float:
-    """Return where a duration is on an axis: 0 at its beginning, 1 at its end."""
-    return math.log(max(1.0, ms) / axis["low"]) / math.log(axis["high"] / axis["low"])
-
-
-def _stacked(columns: Sequence[tuple[float, Sequence[int]]], width: float) -> dict[str, Any]:
-    """Return the boxes of stacked columns (where one begins, its part, its top, its height), and counts at their axis.
-
-    All places and sizes are shares of the plot. The last of the counts is at its top.
-    """
-    most = max(sum(counts) for _, counts in columns)
-    step = next(digit * 10**power for power in range(19) for digit in (1, 2, 5) if most <= 4 * digit * 10**power)
-    ticks = list(range(0, most + step, step))
-    boxes = [
-        (at, part, sum(counts[: part + 1]) / ticks[-1], count / ticks[-1])
-        for at, counts in columns
-        for part, count in enumerate(counts)
-        if count
-    ]
-    return {"width": width, "counts": ticks, "boxes": boxes}
+    labels = [*(f"up to {_duration(bound)}" for bound in _DURATIONS), "longer"]
+    there = [number for _, number in found]
+    return Chart(
+        parts=[_LABELS.get(cause, cause) for cause in causes],
+        rows=[
+            (labels[number], tuple(found.get((cause, number), 0) for cause in causes))
+            for number in range(min(there), max(there) + 1)
+        ],
+    )
 
 
 def _duration(ms: float) -> str:
-    for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE), ("s", 1_000)):
+    for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE), ("s", _SECOND)):
         if ms >= size:
             return f"{ms / size:.3g} {unit}"
     return f"{ms:.3g} ms"
@@ -363,14 +324,13 @@ def _first(parts: list[str]) -> list[str]:
     return [*parts[:_SHOWN_PARTS], f"and {more:,} more"] if more > 0 else parts
 
 
-def _page(facts: Mapping[str, Any], figures: Mapping[str, Any], tables: Mapping[str, Table]) -> str:
+def _page(facts: Mapping[str, Any], charts: Mapping[str, Chart], tables: Mapping[str, Table]) -> str:
     import jinja2
 
     source = (files("halfway.pipeline.jobs") / "report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters |= {"number": _number, "duration": _duration, "share": "{:.1%}".format, "zip": zip}
-    environment.globals |= {"place": _place, "outcomes": OUTCOMES}
-    return environment.from_string(source).render(facts=facts, figures=figures, tables=tables, anomalies=ANOMALIES)
+    environment.filters |= {"number": _number, "duration": _duration, "share": "{:.1%}".format}
+    return environment.from_string(source).render(facts=facts, charts=charts, tables=tables, anomalies=ANOMALIES)
 
 
 def _number(value: object) -> str:
