@@ -6,22 +6,14 @@ import json
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import click
 
-from halfway.pipeline import access
 from halfway.pipeline.commands import alerts
 from halfway.pipeline.commands.alerts import FOUND_ANOMALIES, print_table, write_sweep_metrics
 from halfway.pipeline.commands.parameters import command, require_fitting, require_order
-from halfway.pipeline.commands.running import (
-    Name,
-    Places,
-    opened,
-    reporting_failures,
-    running,
-)
+from halfway.pipeline.commands.running import Name, Places, opened
 from halfway.pipeline.jobs import archive as archive_job
 from halfway.pipeline.jobs import audit as audit_job
 from halfway.pipeline.jobs import incremental
@@ -34,7 +26,6 @@ from halfway.pipeline.transforms.verdict import UNPROVED
 
 @command
 def audit(  # noqa: PLR0913, PLR0917 - one for each option
-    config: Path | None,
     output: str,
     snapshot: str | None,
     offsets: str | None,
@@ -43,7 +34,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     clock_skew_s: float,
     engine: Name,
     against: str | None,
-    fail_on: tuple[str, ...],
+    fail_on: tuple[alerts.Rule, ...],
     metrics: str | None,
     webhook: str | None,
     *,
@@ -51,7 +42,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     until: int | None,
     on: bool,
     as_json: bool,
-    **spark_options: Any,
+    **options: Any,
 ) -> None:
     """Judge every transaction.
 
@@ -68,30 +59,22 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         )
     require_order(since, until)
     began = time.monotonic()
-    with reporting_failures("audit"):
-        failures = alerts.FailOn(fail_on)
-        if webhook is not None:
-            alerts.require_webhook(webhook)
-        kafka = access.load(file=config) if snapshot is None else None
-        horizon_s = access.times(file=config).outcome_horizon_s
-    places = Places(
-        output=output, snapshot=snapshot, offsets=offsets, access=kafka, tables=[output, against], continued=on
-    )
-    with opened("audit", engine, places, spark_options, config=config) as found:
-        options = audit_job.AuditOptions(
+    places = Places(output=output, snapshot=snapshot, offsets=offsets, tables=[output, against], continued=on)
+    with opened("audit", engine, places, options) as found:
+        how = audit_job.AuditOptions(
             topics=topics,
             grace_ms=round(grace_s * 1000),
-            horizon_ms=round(horizon_s * 1000),
+            horizon_ms=round(found.times.outcome_horizon_s * 1000),
             skew_ms=round(clock_skew_s * 1000),
             since_ms=since,
             until_ms=until,
             engine_because=found.because,
         )
-        parts = (found.engine, found.source(kafka, snapshot, offsets), found.folder(output))
+        parts = (found.engine, found.source(), found.folder(output))
         if against is not None:
-            summary = incremental.compare(*parts, found.folder(against), options)
+            summary = incremental.compare(*parts, found.folder(against), how)
         else:
-            summary = (incremental if on else audit_job).run(*parts, options)
+            summary = (incremental if on else audit_job).run(*parts, how)
         if metrics is not None:
             at = parts[1].pins.at
             alerts.write_metrics(summary, metrics, at_ms=at, seconds=time.monotonic() - began)
@@ -106,7 +89,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         click.echo(json.dumps(counts if against is None else {**counts, "differences": summary.differences}))
     else:
         say(summary, output)
-    sys.exit(failures.status(summary))
+    sys.exit(alerts.status(fail_on, summary))
 
 
 def say(summary: audit_job.Summary, output: str) -> None:
@@ -134,7 +117,6 @@ def say(summary: audit_job.Summary, output: str) -> None:
 
 @command
 def sweep(
-    config: Path | None,
     output: str,
     snapshot: str | None,
     offsets: str | None,
@@ -142,20 +124,19 @@ def sweep(
     *,
     as_json: bool,
     fail_on_overdue: bool,
-    **spark_options: Any,
+    **options: Any,
 ) -> None:
     """Count pending, due and overdue transactions, by group and age, without decoding payloads."""
     require_fitting(archive=snapshot is not None, again=offsets is not None)
-    with running("sweep", kafka=snapshot is None, config=config, **spark_options) as found:
-        times = access.times(file=config)
-        options = sweep_job.SweepOptions(
-            due_after_ms=round(times.first_check_after_s * 1000),
-            horizon_ms=round(times.outcome_horizon_s * 1000),
-            max_age_ms=round(times.max_age_s * 1000),
+    places = Places(output=output, snapshot=snapshot, offsets=offsets)
+    with opened("sweep", "spark", places, options) as found:
+        how = sweep_job.SweepOptions(
+            due_after_ms=round(found.times.first_check_after_s * 1000),
+            horizon_ms=round(found.times.outcome_horizon_s * 1000),
+            max_age_ms=round(found.times.max_age_s * 1000),
         )
-        kafka = access.load(file=config) if snapshot is None else None
-        source = found.source(kafka, snapshot, offsets)
-        rows = sweep_job.run(found.spark, source, found.folder(output), options)
+        source = found.source()
+        rows = sweep_job.run(found.spark, source, found.folder(output), how)
         if metrics is not None:
             write_sweep_metrics(rows, metrics, at_ms=source.pins.at)
     if as_json:
@@ -172,31 +153,30 @@ def sweep(
 
 
 @command
-def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
+def archive(output: str, topics: tuple[str, ...], **options: Any) -> None:
     """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""
-    with running("archive", kafka=True, config=config, **spark_options) as found:
-        pins = archive_job.run(found.engine, found.source(access.load(file=config)), found.folder(output), topics)
+    with opened("archive", "spark", Places(output=output), options) as found:
+        pins = archive_job.run(found.engine, found.source(), found.folder(output), topics)
     for name, pin in sorted(pins.topics.items()):
         click.echo(f"{name}: {len(pin.partitions)} partitions up to {sum(each.end for each in pin.partitions):,}")
 
 
 @command
 def ledger(
-    config: Path | None,
     output: str,
     *,
     once: bool,
     every_s: float,
     max_records: int,
-    **spark_options: Any,
+    **options: Any,
 ) -> None:
     """Follow the topics and write a row for each transaction when it ends. It can be killed and started again."""
-    with running("ledger", kafka=True, config=config, **spark_options) as found:
-        options = ledger_job.LedgerOptions(
+    with opened("ledger", "spark", Places(output=output), options) as found:
+        how = ledger_job.LedgerOptions(
             once=once,
             every_s=every_s,
             max_records=max_records,
-            horizon_ms=round(access.times(file=config).outcome_horizon_s * 1000),
+            horizon_ms=round(found.times.outcome_horizon_s * 1000),
         )
 
         def say(line: str) -> None:
@@ -213,23 +193,21 @@ def ledger(
                 f"{batch.ended:,} ended, {batch.pending:,} pending"
             )
 
-        kafka = access.load(file=config)
-        say(f"{', '.join(map(kafka.topic, ledger_job.KINDS))} into {output}")
-        ledger_job.start(found.spark, kafka, found.folder(output), options, done=done, warn=say).awaitTermination()
+        say(f"{', '.join(map(found.kafka.topic, ledger_job.KINDS))} into {output}")
+        ledger_job.start(found.spark, found.kafka, found.folder(output), how, done=done, warn=say).awaitTermination()
         if once:
             say(f"{written:,} outcomes written")
 
 
 @command
-def export(exported: str, output: str, **spark_options: Any) -> None:
+def export(exported: str, output: str, **options: Any) -> None:
     """Write a ledger's tables as of one batch as plain Parquet: `ended` by day, and `pending`."""
-    with running("export", kafka=False, **spark_options) as found:
+    with opened("export", "spark", Places(output=output, topics=False), options) as found:
         ledger_job.export(found.spark, found.folder(exported), found.folder(output))
 
 
 @command
 def report(  # noqa: PLR0913 - one for each option
-    config: Path | None,
     output: str,
     snapshot: str | None,
     ledger_folder: str | None,
@@ -240,7 +218,7 @@ def report(  # noqa: PLR0913 - one for each option
     since: int | None,
     until: int | None,
     trail: bool,
-    **spark_options: Any,
+    **options: Any,
 ) -> None:
     """Make one HTML page, which needs nothing else, from the tables of ledger and audit."""
     if ledger_folder is None and audit_folder is None and not trail:
@@ -249,15 +227,12 @@ def report(  # noqa: PLR0913 - one for each option
         raise click.UsageError("--snapshot is what --trail reads: give both or neither")
     require_order(since, until)
     wanted = report_job.Wanted(since_ms=since, until_ms=until, objectives=dict(objectives))
-    with reporting_failures("report"):
-        kafka = access.load(file=config) if trail and snapshot is None else None
-    tables = [ledger_folder, audit_folder]
-    places = Places(output=output, snapshot=snapshot, offsets=None, access=kafka, tables=tables)
-    with opened("report", engine, places, spark_options, config=config, sized=False) as found:
+    places = Places(output=output, topics=trail, snapshot=snapshot, tables=[ledger_folder, audit_folder])
+    with opened("report", engine, places, options) as found:
         sources = report_job.Sources(
             ledger=None if ledger_folder is None else found.folder(ledger_folder),
             audit=None if audit_folder is None else found.folder(audit_folder),
-            trail=found.source(kafka, snapshot) if trail else None,
+            trail=found.source() if trail else None,
         )
         click.echo(report_job.run(found.engine, sources, found.folder(output), wanted))
 

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from halfway.pipeline import cli
 from halfway.pipeline import tables as runs
 from halfway.pipeline.cli import say
-from halfway.pipeline.commands.alerts import FailOn
+from halfway.pipeline.commands.alerts import rule, status
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import PipelineError
@@ -136,7 +136,7 @@ def test_differences_are_told_and_have_the_exit_status_of_an_anomaly(
     }
     assert summary.differences == len(found)
     assert json.loads((tmp_path / "whole" / audit.SUMMARY).read_text())["differences"] == len(found)
-    assert FailOn(["leaked=1000"]).status(summary) == 1
+    assert status([rule("leaked=1000")], summary) == 1
     say(summary, "whole")
     printed = capsys.readouterr().out
     assert "4 differences from the audit with --continue: whole/differences" in printed

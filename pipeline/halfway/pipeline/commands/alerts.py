@@ -7,7 +7,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import click
@@ -27,33 +27,34 @@ SHOWN: Final = 100
 """The largest number of anomalies that a webhook gets."""
 
 
-class FailOn:
-    """The verdicts for which an audit exits with 1, of all groups or of one, from a count on."""
+class Rule(NamedTuple):
+    """From which count on a verdict, of one group or of all (None), fails an audit."""
 
-    def __init__(self, rules: Sequence[str]) -> None:
-        """Take rules of the form `verdict[@group][=count]`. Without rules every anomaly counts.
+    verdict: str
+    group: str | None
+    least: int
 
-        PipelineError if a rule is wrong; the message names it.
-        """
-        self.rules: list[tuple[str, str | None, int]] = []
-        for rule in rules:
-            found = _RULE.fullmatch(rule)
-            if found is None or found["verdict"] not in VERDICTS:
-                raise PipelineError(
-                    f"--fail-on {rule!r}: give verdict, verdict@group, verdict=count or verdict@group=count; "
-                    f"verdicts are {', '.join(VERDICTS)}"
-                )
-            self.rules.append((found["verdict"], found["group"], int(found["count"] or 1)))
 
-    def status(self, summary: Summary) -> int:
-        """Return the exit status. A difference from another audit always counts as an anomaly."""
-        counts: dict[tuple[str, str | None], int] = {(verdict, None): n for verdict, n in summary.verdicts.items()}
-        counts |= {(verdict, group): n for verdict, group, n in summary.by_group}
-        rules = self.rules or [(verdict, None, 1) for verdict in ANOMALIES]
-        if summary.differences or any(counts.get((verdict, group), 0) >= least for verdict, group, least in rules):
-            return FOUND_ANOMALIES
-        named = any(verdict == NOT_JUDGED for verdict, *_ in rules)
-        return UNJUDGED if summary.not_judged and not named else 0
+def rule(text: str) -> Rule:
+    """Return the rule of the form `verdict[@group][=count]`."""
+    found = _RULE.fullmatch(text)
+    if found is None or found["verdict"] not in VERDICTS:
+        raise click.BadParameter(
+            f"{text!r}: give verdict, verdict@group, verdict=count or verdict@group=count; "
+            f"verdicts are {', '.join(VERDICTS)}"
+        )
+    return Rule(found["verdict"], found["group"], int(found["count"] or 1))
+
+
+def status(rules: Sequence[Rule], summary: Summary) -> int:
+    """Return the exit status. Without rules every anomaly counts; a difference from another audit always does."""
+    counts: dict[tuple[str, str | None], int] = {(verdict, None): n for verdict, n in summary.verdicts.items()}
+    counts |= {(verdict, group): n for verdict, group, n in summary.by_group}
+    rules = rules or [Rule(verdict, None, 1) for verdict in ANOMALIES]
+    if summary.differences or any(counts.get((verdict, group), 0) >= least for verdict, group, least in rules):
+        return FOUND_ANOMALIES
+    named = any(each.verdict == NOT_JUDGED for each in rules)
+    return UNJUDGED if summary.not_judged and not named else 0
 
 
 def write_metrics(summary: Summary, path: str, *, at_ms: int, seconds: float) -> None:
@@ -91,16 +92,18 @@ def _write(of: str, figures: Mapping[str, _Figure], path: str) -> None:
         raise PipelineError(f"--metrics {path!r} cannot be written: {error.strerror}") from None
 
 
-def require_webhook(url: str) -> None:
+def webhook(url: str) -> str:
+    """Return an address that can be posted to. An error does not have it: it can contain a secret."""
     try:
         parts = urlsplit(url)
         right, named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0, "@" in parts.netloc
     except ValueError:
         right, named = False, False
     if not right:
-        raise PipelineError("--webhook: give an address that begins with http:// or https://")
+        raise click.BadParameter("give an address that begins with http:// or https://")
     if named:
-        raise PipelineError("--webhook: no user name and password are sent: give an address with a token in its path")
+        raise click.BadParameter("no user name and password are sent: give an address with a token in its path")
+    return url
 
 
 def call_webhook(url: str, summary: Summary, anomalies: Sequence[Mapping[str, Any]]) -> None:
@@ -111,7 +114,7 @@ def call_webhook(url: str, summary: Summary, anomalies: Sequence[Mapping[str, An
     }
     if summary.differences is not None:
         body["differences"] = summary.differences
-    request = urllib.request.Request(  # noqa: S310 - http or https: require_webhook
+    request = urllib.request.Request(  # noqa: S310 - http or https: webhook
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     opener = urllib.request.build_opener(_NoRedirects)

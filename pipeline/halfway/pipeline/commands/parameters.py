@@ -14,6 +14,7 @@ import click
 from click import Option
 
 from halfway.pipeline import access
+from halfway.pipeline.commands import alerts
 
 _SIZE: Final = re.compile(r"[1-9][0-9]*[kmgt](i?b)?", re.IGNORECASE)
 
@@ -44,6 +45,14 @@ def size(text: str) -> str:
     if not _SIZE.fullmatch(text):
         raise click.BadParameter(f"{text!r} is no size: give 512m or 2g")
     return text
+
+
+def setting(text: str) -> tuple[str, str]:
+    """Return name and value of `KEY=VALUE`."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise click.BadParameter(f"{name}: give it as KEY=VALUE")
+    return name, value
 
 
 class Seconds(click.FloatRange):
@@ -88,7 +97,12 @@ def _flag(text: str, *names: str) -> Option:
     return Option(names, is_flag=True, help=text)
 
 
-_SPARK: Final = (
+_OF_ALL: Final = (
+    Option(
+        ["--config"],
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A TOML file of settings, the coordinator's; the environment (HALFWAY_…) overrides it.",
+    ),
     Option(["--master"], envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] if not submitted."),
     Option(
         ["--memory"],
@@ -96,7 +110,7 @@ _SPARK: Final = (
         envvar="HALFWAY_PIPELINE_MEMORY",
         help="Memory of a local Spark (2g); the limit for DuckDB.",
     ),
-    Option(["--conf"], multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
+    Option(["--conf"], type=setting, multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
     Option(
         ["--jars"],
         envvar="HALFWAY_PIPELINE_JARS",
@@ -105,11 +119,6 @@ _SPARK: Final = (
     ),
 )
 _OTHERS: Final = (
-    Option(
-        ["--config"],
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="A TOML file of settings, the coordinator's; the environment (HALFWAY_…) overrides it.",
-    ),
     _folder("--output", "output", "Where the tables go: a path or a URI.", required=True),
     _folder("--snapshot", "snapshot", "Read an archive instead of Kafka."),
     Option(["--offsets"], metavar="FILE", help="Read exactly what an earlier run read: its offsets.json."),
@@ -139,12 +148,17 @@ _OTHERS: Final = (
     ),
     Option(
         ["--fail-on"],
+        type=alerts.rule,
         multiple=True,
         metavar="VERDICT[@GROUP][=COUNT]",
         help="Exit with 1 only if a verdict has this count; can be repeated.",
     ),
     Option(
-        ["--webhook"], metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies to this address as JSON."
+        ["--webhook"],
+        type=alerts.webhook,
+        metavar="URL",
+        envvar="HALFWAY_PIPELINE_WEBHOOK",
+        help="Post anomalies to this address as JSON.",
     ),
     _flag("Exit with 1 if a transaction is pending long after its group's max_age_s.", "--fail-on-overdue"),
     _flag("Read the present records, then end.", "--once"),
@@ -162,16 +176,13 @@ _OTHERS: Final = (
         help="Within what 99 of 100 of a group's transactions must end, or of all other groups'; can be repeated.",
     ),
 )
-_OPTIONS: Final = {
-    **{str(option.name): [option] for option in _OTHERS},
-    "spark_options": _SPARK,
-}
+_OPTIONS: Final = {**{str(option.name): [option] for option in _OTHERS}, "options": _OF_ALL}
 
 
 def command(function: Callable[..., None]) -> click.Command:
     """Return a command with the option of each parameter of a function, and its docstring as help.
 
-    `**spark_options` takes all options of Spark.
+    `**options` takes those that every command has.
     """
     options = [option for name in inspect.signature(function).parameters for option in _OPTIONS[name]]
     return click.command(params=list[click.Parameter](options))(function)

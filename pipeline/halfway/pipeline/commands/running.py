@@ -10,17 +10,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from shutil import disk_usage
 from tempfile import gettempdir
 from types import FrameType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import click
-from pyspark.sql import SparkSession
 
 from halfway.pipeline import access
 from halfway.pipeline.access import KafkaAccess
@@ -62,46 +60,6 @@ class _Interruption:
 
 
 @contextmanager
-def running(
-    job: str,
-    *,
-    kafka: bool,
-    config: Path | None = None,
-    master: str | None,
-    memory: str | None,
-    conf: tuple[str, ...],
-    jars: str,
-    few: bool = False,
-) -> Iterator[Opened]:
-    """Open Spark for a job, and report why the job could not be done."""
-    pairs = [pair.partition("=") for pair in conf]
-    if wrong := [name for name, sign, _ in pairs if not sign]:
-        raise click.UsageError(f"--conf {wrong[0]}: give it as KEY=VALUE")
-    options = SparkOptions(
-        master=master,
-        memory=memory,
-        jars=[jar for jar in jars.split(",") if jar],
-        conf={name: value for name, _, value in pairs},
-        few=few,
-    )
-    with reporting_failures(job) as interruption, ExitStack() as stack:
-        if kafka:
-            # Wrong settings are reported before Spark starts, which takes seconds.
-            access.load(file=config)
-        access.times(file=config)
-        start = prepared(f"halfway-{job}", options)
-        with _held_back(signal.SIGINT):
-            spark = start()
-            stack.callback(spark.stop)
-            interruption.watch()  # Spark has installed its own handler.
-        found = on_spark(spark)
-        stack.callback(found.engine.close)
-        if job != "ledger":  # which says what each batch has done
-            stack.enter_context(told(job, found.engine.doing))
-        yield found
-
-
-@contextmanager
 def _held_back(number: signal.Signals) -> Iterator[None]:
     """Hold a signal back. A Spark that is interrupted while it starts would keep running without Python."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
@@ -129,33 +87,6 @@ def reporting_failures(job: str) -> Iterator[_Interruption]:
         sys.exit(FAILED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """An engine, and how it reads topics and opens folders."""
-
-    engine: Engine
-    reader: Reader
-    folder: Callable[[str], Files]
-    spark: Any = None
-    """Spark's session, None on DuckDB."""
-    because: str = ""
-    """Why the job runs on this engine."""
-
-    def source(self, kafka: KafkaAccess | None, snapshot: str | None = None, offsets: str | None = None) -> Source:
-        if snapshot is not None:
-            return Archive(self.reader, self.folder(snapshot))
-        pins = None
-        if offsets is not None:
-            folder, _, name = offsets.rpartition("/")
-            pins = Pins.from_json(self.folder(folder or ".").read(name))
-        return KafkaSource(self.reader, kafka or access.load(), pins)
-
-
-def on_spark(spark: SparkSession) -> Opened:
-    engine, reader = SparkEngine(spark), SparkReader(spark)
-    return Opened(engine=engine, reader=reader, folder=partial(Folder, spark), spark=spark)
-
-
 Name = Literal["auto", "duckdb", "spark"]
 FEW: Final = 100_000
 """Records of half and op up to which Spark compiles less."""
@@ -173,20 +104,86 @@ _ROOM: Final = "make room, name a folder with more room in TMPDIR, or give more 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where an audit reads and writes. `access` is None for an archive."""
+    """Where a job reads and writes."""
 
     output: str
-    snapshot: str | None
-    offsets: str | None
-    access: KafkaAccess | None
+    topics: bool = True
+    """Whether it reads topics: those of an archive if `snapshot` is given, else Kafka's."""
+    snapshot: str | None = None
+    offsets: str | None = None
     tables: Sequence[str | None] = ()
     """Folders of tables that are read or written."""
     continued: bool = False
-    """True if the audit reads only what is new since the last run into the same folder."""
+    """True if an audit reads only what is new since the last run into the same folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class Opened:
+    """An engine, and how it reads topics and opens folders."""
+
+    engine: Engine
+    reader: Reader
+    folder: Callable[[str], Files]
+    places: Places
+    times: access.Times
+    kafka: Any = None
+    """How Kafka is reached, None if the job does not read it."""
+    spark: Any = None
+    """Spark's session, None on DuckDB."""
+    because: str = ""
+    """Why the job runs on this engine."""
+
+    def source(self) -> Source:
+        if self.places.snapshot is not None:
+            return Archive(self.reader, self.folder(self.places.snapshot))
+        pins = None
+        if self.places.offsets is not None:
+            folder, _, name = self.places.offsets.rpartition("/")
+            pins = Pins.from_json(self.folder(folder or ".").read(name))
+        return KafkaSource(self.reader, self.kafka, pins)
+
+
+@contextmanager
+def opened(job: str, name: Name, places: Places, options: Mapping[str, Any]) -> Iterator[Opened]:
+    """Choose an engine as `engine_of` does, open it for a job, and report why the job could not be done.
+
+    `options` are those that every command has.
+    """
+    with reporting_failures(job) as interruption, ExitStack() as stack:
+        # Wrong settings are reported before Spark starts, which takes seconds.
+        kafka = access.load(file=options["config"]) if places.topics and places.snapshot is None else None
+        times = access.times(file=options["config"])
+        choice = engine_of(job, name, places, options, kafka)
+        engine: Engine
+        reader: Reader
+        folder: Callable[[str], Files] = LocalFolder
+        spark = None
+        if choice.engine == "duckdb":
+            stack.enter_context(_explained(places))
+            engine = DuckEngine(memory=options["memory"])
+            reader = DuckReader(engine)
+        else:
+            start = prepared(f"halfway-{job}", _spark_options(options, few=choice.few))
+            with _held_back(signal.SIGINT):
+                spark = start()
+                stack.callback(spark.stop)
+                interruption.watch()  # Spark has installed its own handler.
+            engine, reader, folder = SparkEngine(spark), SparkReader(spark), partial(Folder, spark)
+        stack.callback(engine.close)
+        if job != "ledger":  # which says what each batch has done
+            stack.enter_context(told(job, engine.doing))
+        yield Opened(
+            engine=engine, reader=reader, folder=folder, places=places, kafka=kafka, times=times, spark=spark,
+            because=choice.because,
+        )  # fmt: skip
+
+
+def _spark_options(given: Mapping[str, Any], *, few: bool) -> SparkOptions:
+    jars = [jar for jar in given["jars"].split(",") if jar]
+    return SparkOptions(master=given["master"], memory=given["memory"], jars=jars, conf=dict(given["conf"]), few=few)
+
+
+class Chosen(NamedTuple):
     """An engine, and why it was chosen."""
 
     engine: Literal["duckdb", "spark"]
@@ -195,26 +192,28 @@ class Chosen:
     """Whether there are so few records that Spark's start and its plans take longest."""
 
 
-def engine_of(job: str, name: Name, places: Places, options: Mapping[str, Any], *, sized: bool = True) -> Chosen:
+def engine_of(
+    job: str, name: Name, places: Places, options: Mapping[str, Any], kafka: KafkaAccess | None = None
+) -> Chosen:
     """Return the engine of the command line, else DuckDB, unless it cannot reach a folder or Spark is asked for.
 
-    The size of what is read matters only if the job is `sized`. PipelineError if the command line chooses DuckDB, which
-    cannot do this job, or the disk is too small for DuckDB.
+    For an audit the size of what is read matters too. PipelineError if the command line chooses DuckDB, which cannot do
+    this job, or the disk is too small for DuckDB.
     """
     hindrance, submitted = _hindrance(places), is_submitted()
     if name == "duckdb" and hindrance is not None:
         raise PipelineError(f"--engine duckdb cannot be used: {hindrance}")
-    records = _records(places) if sized and hindrance is None and not submitted else None
+    records = _records(places, kafka) if job == "audit" and hindrance is None and not submitted else None
     because = "the command line chooses it"
-    if name == "auto" and (submitted or options.get("master") or options.get("conf")):
+    if name == "auto" and (submitted or options["master"] or options["conf"]):
         because = "spark-submit, or options or variables of Spark, ask for it"
     elif name == "auto" and hindrance is not None:
         because = hindrance
         click.echo(f"halfway-pipeline {job}: runs on Spark: {hindrance}", err=True)
     elif name != "spark":
         _require_disk(records or 0, options["memory"])
-        return Chosen(engine="duckdb", because=because if name == "duckdb" else "this machine has all folders")
-    return Chosen(engine="spark", because=because, few=records is not None and records <= FEW)
+        return Chosen("duckdb", because if name == "duckdb" else "this machine has all folders")
+    return Chosen("spark", because, few=records is not None and records <= FEW)
 
 
 def _require_disk(records: int, memory: str | None) -> None:
@@ -240,15 +239,15 @@ def _hindrance(places: Places) -> str | None:
     return None
 
 
-def _records(places: Places) -> int:
+def _records(places: Places, kafka: KafkaAccess | None) -> int:
     """Return how many records of half and op have to be read."""
     kinds = ("half", "op")
-    if places.access is None:
+    if kafka is None:
         folder = LocalFolder(str(places.snapshot))
         kept, prefix = Pins.from_json(folder.read("offsets.json")), json.loads(folder.read("archive.json"))["prefix"]
         pins = [kept.topics[name] for kind in kinds if (name := prefix + kind) in kept.topics]
     else:
-        pins = Brokers(places.access).pin([places.access.topic(kind) for kind in kinds])
+        pins = Brokers(kafka).pin([kafka.topic(kind) for kind in kinds])
         if places.continued:
             with closing(DuckEngine()) as engine:
                 state = State.of(Tables(engine, LocalFolder(places.output)), places.output)
@@ -257,47 +256,25 @@ def _records(places: Places) -> int:
 
 
 @contextmanager
-def opened(
-    job: str, name: Name, places: Places, options: Mapping[str, Any], *, config: Path | None, sized: bool = True
-) -> Iterator[Opened]:
-    """Choose an engine as `engine_of` does, open it, and report why the job could not be done."""
-    with reporting_failures(job):
-        choice = engine_of(job, name, places, options, sized=sized)
-    with ExitStack() as stack:
-        if choice.engine == "duckdb":
-            stack.enter_context(reporting_failures(job))
-            tables = [folder for folder in places.tables if folder is not None]
-            found = stack.enter_context(on_duckdb(job, options["memory"], places.output, tables))
-        else:
-            spark = running(job, kafka=places.access is not None, config=config, few=choice.few, **options)
-            found = stack.enter_context(spark)
-        yield replace(found, because=choice.because)
-
-
-@contextmanager
-def on_duckdb(job: str, memory: str | None, output: str, tables: Sequence[str]) -> Iterator[Opened]:
-    """Open DuckDB, and close it with its temporary files at the end.
-
-    PipelineError if memory or disk is not enough, or one of the `tables` (folders of them) cannot be used.
-    """
+def _explained(places: Places) -> Iterator[None]:
+    """Raise PipelineError if memory or disk is not enough for DuckDB, or one of the tables cannot be used."""
     import duckdb
     from deltalake.exceptions import DeltaError
 
-    engine = DuckEngine(memory=memory)
     try:
-        with told(job, engine.doing):
-            yield Opened(engine=engine, reader=DuckReader(engine), folder=LocalFolder)
+        yield
     except (OSError, duckdb.IOException) as error:
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-            raise PipelineError(f"the disk of {gettempdir()!r} or {output!r} is full: {_ROOM} ({error})") from error
+            raise PipelineError(
+                f"the disk of {gettempdir()!r} or {places.output!r} is full: {_ROOM} ({error})"
+            ) from error
         if not isinstance(error, OSError) or error.filename is None:
             raise
         raise PipelineError(f"{str(error.filename)!r} cannot be used: {error.strerror}") from error
     except DeltaError as error:
-        raise PipelineError(f"a table in {' or '.join(map(repr, tables))} cannot be used: {error}") from error
+        tables = " or ".join(repr(folder) for folder in places.tables if folder is not None)
+        raise PipelineError(f"a table in {tables} cannot be used: {error}") from error
     except duckdb.OutOfMemoryException as error:
         raise PipelineError(
             f"DuckDB has too little memory: give more with --memory, or --engine spark ({error})"
         ) from error
-    finally:
-        engine.close()

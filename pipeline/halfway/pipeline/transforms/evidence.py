@@ -10,15 +10,12 @@ from halfway.pipeline.engines.dialect import Dialect, Frame
 from halfway.pipeline.engines.engine import Engine, union, where
 from halfway.pipeline.sources.headers import COMMITTED, content, lives_once
 
-_CONTENT: Final = ("wanted", "wanted_headers", "wanted_key", "lowest", "highest", "lowest_headers", "highest_headers")
+_CONTENT: Final = ("wanted", "wanted_headers", "wanted_key", "got", "got_headers")
 """Hashes, as numbers: as texts, those of millions of messages would need most of the memory."""
 _COLUMNS: Final = {
     **dict.fromkeys(("group", "outcome", "cause", "topic"), "string"),
     **dict.fromkeys((*_CONTENT, "at", "prepared_at", "ended_at", "found", "first_place", "last_place"), "bigint"),
-    **dict.fromkeys(
-        ("slot", "wanted_total", "wanted_partition", "least_total", "most_total", "least_partition", "most_partition"),
-        "int",
-    ),
+    **dict.fromkeys(("slot", "wanted_total", "wanted_partition", "got_total", "got_partition"), "int"),
 }
 """The columns of an event beside its id, its source and its span. A column that an event does not have is null."""
 PARTITIONS: Final = 1 << 46
@@ -254,8 +251,7 @@ def _alone(engine: Engine, messages: Frame, limits: Limits) -> Frame:
     return engine.query(
         f"""select id, topic, slot, {prepared_at} as prepared_at, {prepared_at} as until, {_time(limits)} as "at",
             1 as found,
-            {content} as lowest, {content} as highest, {headers} as lowest_headers, {headers} as highest_headers,
-            total as least_total, total as most_total, "partition" as least_partition, "partition" as most_partition,
+            {content} as got, {headers} as got_headers, total as got_total, "partition" as got_partition,
             {_PLACE} as first_place, {_PLACE} as last_place
         from $messages""",  # noqa: S608
         messages=messages,
@@ -269,7 +265,7 @@ def _copies(engine: Engine, evidence: Evidence, condition: str, limits: Limits) 
     does not move them to another use.
     """
     together = ", ".join(
-        f'{"min" if name.startswith(("lowest", "least", "first", "prepared")) else "max"}("{name}") as "{name}"'
+        f'{"min" if name in ("first_place", "prepared_at") else "max"}("{name}") as "{name}"'
         for name in ("prepared_at", "until", "at", *_FOUND)
         if name != "found"
     )
@@ -288,10 +284,8 @@ def _copies(engine: Engine, evidence: Evidence, condition: str, limits: Limits) 
     )
 
 
-_FOUND: Final = (
-    "found", "lowest", "highest", "lowest_headers", "highest_headers", "least_total", "most_total",
-    "least_partition", "most_partition", "first_place", "last_place",
-)  # fmt: skip
+_FOUND: Final = ("found", "got", "got_headers", "got_total", "got_partition", "first_place", "last_place")
+"""What is known of copies of a message. What they contain (`got…`) counts if there is one; several are doubled."""
 
 
 def _events_of(engine: Engine, evidence: Evidence, condition: str, limits: Limits) -> Frame:

@@ -75,13 +75,11 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         "parked_at": """case when source = 'parked' then "at" end""",
         "unparked": "source = 'unparked'",
     }
-    compared = [f"wanted{each}" for each in ("", "_headers", "_key", "_total", "_partition")]
-    compared += ["highest", "highest_headers", "most_total", "most_partition"]
-    least = ("lowest", "lowest_headers", "least_total", "least_partition")
+    parts = ("", "_headers", "_total", "_partition")
+    compared = ("wanted_key", *(f"{of}{part}" for of in ("wanted", "got") for part in parts))
     of_messages = {
         **{name: f"{function}({name})" for name, function in of_both.items()},
         **{name: f"max({name})" for name in compared},
-        **{name: f"min({name})" for name in least},
         "expected": "bool_or(source = 'named')",
         "found": "coalesce(sum(found), 0)",
         "op_at": """max(case when source = 'named' then "at" end)""",
@@ -112,11 +110,10 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         when absent and coalesce({decided_at} >= kept_since + {slack}, false) then 'unproved'
         when absent then 'expired'
         when expected and found > 1 then 'doubled'
-        when expected and (lowest <> wanted or highest <> wanted) then 'changed'
-        when expected and (lowest_headers <> wanted_headers or highest_headers <> wanted_headers) then 'other headers'
-        when expected and (least_partition <> wanted_partition or most_partition <> wanted_partition)
-            then 'other partition'
-        when expected and (least_total <> wanted_total or most_total <> wanted_total) then 'miscounted'
+        when expected and got <> wanted then 'changed'
+        when expected and got_headers <> wanted_headers then 'other headers'
+        when expected and got_partition <> wanted_partition then 'other partition'
+        when expected and got_total <> wanted_total then 'miscounted'
         when not expected and found > 0 then 'not named'
         when expected and found = 1 and first_place < greatest_before then 'before an earlier one' end as problem
     from (

@@ -1,15 +1,18 @@
 """How the result of a job is reported."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import click
 import pytest
 
-from halfway.pipeline.commands.alerts import FailOn, call_webhook, print_table, require_webhook, write_metrics
+from halfway.pipeline.commands.alerts import call_webhook, print_table, rule, webhook, write_metrics
+from halfway.pipeline.commands.alerts import status as status_of
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.transforms.verdict import VERDICTS
@@ -43,13 +46,13 @@ UNREAD = Summary(verdicts=dict.fromkeys(VERDICTS, 0) | {"not_judged": 1}, quaran
 )
 def test_the_exit_status_is_for_what_was_asked(rules: tuple[str, ...], summary: Summary, status: int) -> None:
     """By verdict, group and count, or for any anomaly; then for what could not be judged, unless a rule names that."""
-    assert FailOn(rules).status(summary) == status
+    assert status_of(list(map(rule, rules)), summary) == status
 
 
-@pytest.mark.parametrize("rule", ["missing", "lost=many", "lost@", "lost=0", ""])
-def test_a_rule_that_is_none_is_named(rule: str) -> None:
-    with pytest.raises(PipelineError, match="--fail-on"):
-        FailOn([rule])
+@pytest.mark.parametrize("text", ["missing", "lost=many", "lost@", "lost=0", ""])
+def test_a_rule_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=re.escape(f"{text!r}: give verdict")):
+        rule(text)
 
 
 def test_figures_are_as_prometheus_reads_them(tmp_path: Path) -> None:
@@ -124,8 +127,8 @@ def test_why_a_webhook_took_nothing_is_told(server: HTTPServer) -> None:
     "url", ["file:///etc/passwd", "https://", "example.com", "http://[::", "http://a:b/", "http://user:secret@a/"]
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(PipelineError, match=r"--webhook: .*give an address") as refused:
-        require_webhook(url)
+    with pytest.raises(click.BadParameter, match=r"give an address") as refused:
+        webhook(url)
     assert "secret" not in str(refused.value)
 
 

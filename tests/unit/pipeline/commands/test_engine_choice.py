@@ -31,10 +31,10 @@ def archive(folder: Path, records: int) -> Places:
     pins = Pins(at=0, topics={name: TopicPin(topic=name, at=0, partitions=(partition,)) for name in names})
     (folder / "offsets.json").write_text(pins.to_json())
     (folder / "archive.json").write_text('{"prefix": "_halfway."}')
-    return Places(output=str(folder / "audit"), snapshot=str(folder), offsets=None, access=None)
+    return Places(output=str(folder / "audit"), snapshot=str(folder))
 
 
-NOTHING_ASKED: dict[str, Any] = {"master": None, "memory": None, "conf": ()}
+NOTHING_ASKED: dict[str, Any] = {"config": None, "master": None, "memory": None, "conf": ()}
 
 
 def test_duckdb_looks_at_the_disk_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_a_report_chooses_its_engine_as_an_audit_does() -> None:
         2,
         "halfway-pipeline report: --engine duckdb cannot be used: 's3a://bucket/audit' is not on this machine\n",
     )
-    places = Places(output="report", snapshot=None, offsets=None, access=None, tables=["audit", None])
+    places = Places(output="report", topics=False, tables=["audit", None])
     for conf, engine in (((), "duckdb"), (("spark.ui.enabled=true",), "spark")):
-        assert engine_of("report", "auto", places, NOTHING_ASKED | {"conf": conf}, sized=False).engine == engine
+        assert engine_of("report", "auto", places, NOTHING_ASKED | {"conf": conf}).engine == engine
 
 
 def test_a_full_disk_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch
     now = replace(read, partitions=tuple(replace(each, end=10_000_000) for each in read.partitions))
     monkeypatch.setattr(Brokers, "pin", lambda *_: [now])
     access = KafkaAccess(librdkafka={"bootstrap.servers": "127.0.0.1:1"})
-    places = Places(output=str(tmp_path), snapshot=None, offsets=None, access=access)
-    assert running._records(places) == 10_000_000
-    assert running._records(replace(places, continued=True)) == 10_000_000 - read.partitions[0].end
+    places = Places(output=str(tmp_path))
+    assert running._records(places, access) == 10_000_000
+    assert running._records(replace(places, continued=True), access) == 10_000_000 - read.partitions[0].end
 
 
 def pins_in(folder: Path) -> Pins:
@@ -112,7 +112,7 @@ def test_an_engine_that_is_asked_for_is_taken_or_refused(tmp_path: Path, capsys:
         assert engine_of("audit", name, places, NOTHING_ASKED).engine == name
     assert engine_of("audit", "auto", places, NOTHING_ASKED).engine == "duckdb"
     assert engine_of("audit", "auto", places, NOTHING_ASKED | {"master": "local[2]"}).engine == "spark"
-    far = Places(output="s3a://bucket/audit", snapshot=str(tmp_path), offsets=None, access=None)
+    far = Places(output="s3a://bucket/audit", snapshot=str(tmp_path))
     assert "not on this machine" in engine_of("audit", "auto", far, NOTHING_ASKED).because
     assert "audit: runs on Spark: 's3a://bucket/audit' is not on this machine" in capsys.readouterr().err
     with pytest.raises(
@@ -136,15 +136,19 @@ def test_too_little_memory_for_duckdb_is_told_with_the_remedy(monkeypatch: pytes
     assert "give more with --memory, or --engine spark" in found.stderr
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the reason."""
     taken = tmp_path / "taken"
     taken.touch()
+    places = Places(output=str(taken), topics=False, tables=[str(taken)])
     with (
-        pytest.raises(PipelineError, match=rf"(?s)a table in '{taken}' cannot be used: .*Not a directory"),
-        running.on_duckdb("audit", None, str(taken), [str(taken)]) as opened,
+        pytest.raises(SystemExit),
+        running.opened("report", "duckdb", places, NOTHING_ASKED) as opened,
     ):
         opened.engine.save(opened.engine.table([], "id string"), opened.folder(str(taken)).path("verdicts"))
+    told = capsys.readouterr().err
+    assert f"a table in '{taken}' cannot be used: " in told
+    assert "Not a directory" in told
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,15 @@ def test_a_spark_that_is_interrupted_while_it_starts_is_stopped(
         return SimpleNamespace(stop=stop)
 
     monkeypatch.setattr(running, "prepared", lambda *_, **__: start)
-    options: dict[str, Any] = dict.fromkeys(("config", "master", "memory"))
+    options: dict[str, Any] = {"config": None, "master": None, "memory": None, "conf": (), "jars": ""}
     try:
         with (
             pytest.raises(SystemExit) as ended,
-            running.running("sweep", kafka=False, conf=(), jars="", **options),
+            running.opened("export", "spark", running.Places(output="x", topics=False), options),
         ):
             began()
     finally:
         signal.signal(signal.SIGINT, before)
         logging.disable(logging.NOTSET)
     assert (ended.value.code, stop.call_count, began.call_count) == (130, 1, 0)
-    assert capsys.readouterr().err == "halfway-pipeline sweep: interrupted\n"
+    assert capsys.readouterr().err == "halfway-pipeline export: interrupted\n"
