@@ -94,15 +94,18 @@ def test_what_kafka_removes_between_two_attempts_takes_no_row_away(
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
 
 
-@pytest.mark.xdist_group("spark-submit")
-@pytest.mark.timeout(2400)
-def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topics: Topics, tmp_path: Path) -> None:
-    """Python and Spark's JVM are killed while files are partly written, and neither reveals the password."""
+def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(
+    spark: "SparkSession", topics: Topics, tmp_path: Path
+) -> None:
+    """Python and Spark's JVM are killed while files are partly written, and neither reveals the password.
+
+    Another process goes on: that of the tests, whose Spark runs already.
+    """
     topics.write(0, 100)
-    assert process(topics, tmp_path, dying_ledger.__name__, "half written") == -signal.SIGKILL
+    assert process(topics, tmp_path) == -signal.SIGKILL
     assert batch_under_way(tmp_path)
     assert (tmp_path / ledger.ENDED / UNFINISHED).exists(), "nothing was half written"
-    assert process(topics, tmp_path, "halfway.pipeline", max_records=1_000) == 0
+    run(spark, topics, tmp_path)
     ended = sorted(DeltaTable(str(tmp_path / ledger.ENDED)).to_pyarrow_table().to_pylist(), key=itemgetter("id"))
     assert [row["id"] for row in ended] == sorted(topics.ended)
     for row in ended:
@@ -152,9 +155,9 @@ def batch_under_way(folder: Path) -> bool:
     return not (folder / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
 
 
-def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) -> int:
-    """Run the command as a user does and return its exit status."""
-    options = {"--master": "local[1]", "--memory": "1g", "--max-records": str(max_records), "--output": str(folder)}
+def process(topics: Topics, folder: Path) -> int:
+    """Run the command as a user does until it kills itself, and return its exit status."""
+    options = {"--master": "local[1]", "--memory": "1g", "--max-records": "80", "--output": str(folder)}
     conf = QUICK | {"spark.sql.shuffle.partitions": "1"}
     settings = {
         "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": topics.access.bootstrap_servers,
@@ -162,7 +165,7 @@ def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) 
         "HALFWAY_PIPELINE_KAFKA__SSL_KEY_PASSWORD": SECRET,
     }
     command = [
-        *(sys.executable, "-m", *program, "ledger", "--once"),
+        *(sys.executable, "-m", dying_ledger.__name__, "half written", "ledger", "--once"),
         *(part for pair in options.items() for part in pair),
         *as_options(conf),
     ]

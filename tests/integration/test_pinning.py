@@ -12,6 +12,8 @@ from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import PipelineError
+from halfway.pipeline.jobs.audit import rows_in
+from halfway.pipeline.sources import duckdb as duckdb_sources
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import KafkaSource, Rows
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_records_of_other_producers_take_no_room(spark: "SparkSession", kafka: Kafka) -> None:
-    """However much they write to the topic of a message."""
+def test_records_of_other_producers_take_no_room(
+    spark: "SparkSession", kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much they write to the topic of a message. DuckDB's processes read each partition together."""
+    monkeypatch.setattr(duckdb_sources, "_SHARE", 7_000)
     topic, foreign = f"shared-{uuid4().hex[:8]}", b"of another producer" * 50
     servers: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap_servers}
     admin = AdminClient(servers)
@@ -44,9 +49,14 @@ def test_records_of_other_producers_take_no_room(spark: "SparkSession", kafka: K
             source = KafkaSource(reader, KafkaAccess(librdkafka=servers))
             source.pin([topic])
             found = each.keep(source.committed([topic], headers.messages(each.dialect, source.prefix)))
-            assert {row["id"] for row in each.rows(found)} == {f"id-{number}" for number in range(7, 25_000, 1_000)}
+            ids = sorted(row["id"] for row in each.rows(found))
+            assert ids == sorted(f"id-{number}" for number in range(7, 25_000, 1_000))
         held = sum(file.stat().st_size for file in Path(engine.scratch).rglob("*") if file.is_file())
         assert held < 100 * len(foreign)
+        source = KafkaSource(DuckReader(engine), KafkaAccess(librdkafka=servers))
+        source.pin([topic])
+        whole = source.committed([topic], Rows(sql='select "partition" * 100000 + "offset" as place from $records'))
+        assert len({row["place"] for row in engine.rows(whole)}) == rows_in(engine, whole) == 25_000
     finally:
         engine.close()
         on_spark.close()

@@ -56,13 +56,12 @@ class SparkCluster:
         self._drivers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        """Start the processes, and wait until the workers are registered."""
+        """Start the processes. What is submitted waits for the workers."""
         try:
             self._master = self._start("master", "master.Master", "--webui-port", "0")
             self.master = self._await("master", r"Starting Spark master at (spark://\S+)")[0]
             for number in range(1, WORKERS + 1):
                 self.start_worker(number)
-            self.await_workers(WORKERS)
         except BaseException:
             self.__exit__()
             raise
@@ -90,10 +89,6 @@ class SparkCluster:
         name = f"worker-{number}"
         self.workers[number] = self._start(name, "worker.Worker", *given, "--webui-port", "0", self.master)
 
-    def await_workers(self, count: int) -> None:
-        """Wait until so many workers have registered since the master's start."""
-        self._await("master", "Registering worker", count)
-
     def submit(
         self,
         job: Sequence[str],
@@ -106,6 +101,7 @@ class SparkCluster:
 
         Its executors have no Python.
         """
+        self._await("master", "Registering worker", WORKERS)
         self.events.mkdir(exist_ok=True)
         settings = {"spark.master": self.master, "spark.eventLog.dir": self.events.as_uri(), **COMMON, **conf}
         # Into a file: a pipe that nobody reads would stop the driver.
@@ -123,7 +119,7 @@ class SparkCluster:
     def await_stage(self, since: float = 0) -> None:
         """Wait until the application that runs has completed a stage that it submitted after a time in ms."""
         deadline = time.monotonic() + _STARTED_WITHIN_S
-        while not any(Application(log).completed_stage(since) for log in self.events.glob("*.inprogress")):
+        while not any(_completed_stage(log, since) for log in self.events.glob("*.inprogress")):
             if time.monotonic() > deadline:
                 raise RuntimeError("no stage of an application was completed")
             time.sleep(0.2)
@@ -153,13 +149,19 @@ class SparkCluster:
         return found
 
 
+def _completed_stage(log: Path, since: float) -> bool:
+    """Return whether an event log has a completed stage. It is asked often, and most events are large plans."""
+    with log.open() as events:
+        # The last line of a log that is written may not be whole.
+        lines = [line for line in events if '"SparkListenerStageCompleted"' in line and line.endswith("\n")]
+    return any(json.loads(line)["Stage Info"]["Submission Time"] >= since for line in lines)
+
+
 class Application:
     """An application as its event log shows it."""
 
     def __init__(self, log: Path) -> None:
-        # The last line of one that runs may not be whole.
-        whole = log.read_text().rpartition("\n")[0]
-        self.events: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        self.events: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
 
     @property
     def settings(self) -> dict[str, str]:
@@ -192,9 +194,6 @@ class Application:
     def executors_that_computed(self) -> set[str]:
         """The ids of the executors that have completed a task."""
         return {each["Task Info"]["Executor ID"] for each in self._of("TaskEnd") if not each["Task Info"]["Failed"]}
-
-    def completed_stage(self, since: float) -> bool:
-        return any(each["Stage Info"]["Submission Time"] >= since for each in self._of("StageCompleted"))
 
     def _of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["Event"] == f"SparkListener{kind}"]

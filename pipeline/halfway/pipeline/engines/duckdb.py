@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import cached_property
 from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -104,7 +105,6 @@ class DuckEngine:
         self.database.execute("set enable_progress_bar = true; set enable_progress_bar_print = false")
         self.reading: Callable[[], Doing] | None = None
         """What is read or decoded now."""
-        self._pool: Executor | None = None
         self._selects: dict[str, tuple[str, Sequence[Frame]]] = {}
         """Selects by name, with the frames in them. DuckDB would look through views whenever another one is created."""
 
@@ -130,6 +130,11 @@ class DuckEngine:
         selects = [f"{name} as not materialized ({sql})" for name, (sql, _) in self._selects.items() if name in parts]
         return f"{'with ' if selects else ''}{', '.join(selects)} select * from {frame}"  # noqa: S608 - a name of this class
 
+    @cached_property
+    def pool(self) -> Executor:
+        """As many processes as there are cores. They start when they are first needed."""
+        return ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("forkserver"))
+
     def take(self, table: pa.Table) -> Frame:
         """Return a frame of a table in memory."""
         name = f"halfway_{next(_NUMBERS)}"
@@ -148,10 +153,7 @@ class DuckEngine:
         with pq.ParquetWriter(file, whole, compression="lz4") as writer:
             while some := list(islice(batches, _IN_FLIGHT)):
                 values = [batch.select(["value"]) for batch in some]
-                few = sum(batch.num_rows for batch in some) <= _ALONE
-                if not few and self._pool is None:
-                    self._pool = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("forkserver"))
-                run = map if few or self._pool is None else self._pool.map
+                run = map if sum(batch.num_rows for batch in some) <= _ALONE else self.pool.map
                 decoded = run(decoding.decoded, values, [kind] * len(some), [fields] * len(some))
                 for batch, made in zip(some, decoded, strict=True):
                     columns = [*(batch.column(field.name) for field in kept), *made.columns]
@@ -227,8 +229,8 @@ class DuckEngine:
         return Doing(what="judges and writes", done=max(0.0, self.database.query_progress()), total=100)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        if "pool" in vars(self):
+            self.pool.shutdown()
         self.database.close()
         self._folder.cleanup()
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from operator import methodcaller
-from os import cpu_count
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,16 +27,17 @@ RECORD: Final = arrow_of(COLUMNS)
 _SILENT_S: Final = 60.0
 """How long a broker can give no record, although there are some, before the job fails."""
 _AT_ONCE: Final = 5_000
-_ALONE: Final = 20_000
+_SHARE: Final = 100_000
+"""Offsets that a process reads with one client. Progress is told after each share."""
 _SHOWN: Final = 3
 """Names of topics in a line of progress."""
-_HELD: Final = 4 << 20
-"""Bytes of records of a partition that are kept in memory before they are written. A record can have megabytes."""
+_MOST: Final = 20_000
+_HELD: Final = 1 << 20
+"""Records of a partition, and their bytes, that are kept in memory before they are written. One can have megabytes."""
 LATEST_MS: Final = (1 << 63) // 1000 - 1
 """The latest timestamp whose microseconds fit into 64 bits. A producer can choose a later one."""
 _read_headers: Final = methodcaller("headers")
 """`message.headers()`, by a call whose result Python checks. It does not check that of a direct call in a loop."""
-_FORK: Final = get_context("forkserver")
 
 
 class DuckReader:
@@ -47,26 +45,25 @@ class DuckReader:
 
     def __init__(self, engine: DuckEngine) -> None:
         self._engine = engine
-        self._count: Any = _FORK.Value("q", 0)
 
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
         """Return rows of parts of topics, which are read by as many processes as there are cores."""
         folder = tempfile.mkdtemp(dir=self._engine.scratch)
-        settings = client_settings(access, level)
-        processes = 1 if sum(end - start for *_, start, end in parts) <= _ALONE else cpu_count() or 1
-        shares = [share for number in range(processes) if (share := parts[number::processes])]
-        self._engine.reading = partial(_doing, parts, self._count, self._count.value)
+        names = sorted({topic for topic, *_ in parts})
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        done, total = 0, sum(end - start for *_, start, end in parts)
+        count = -(-total // _SHARE)
+
+        def at(part: Part, number: int) -> int:
+            return part[2] + (part[3] - part[2]) * number // count
+
+        # Each share has as much of every part: all processes read the largest partition too.
+        shares = [[(*part[:2], at(part, number), at(part, number + 1)) for part in parts] for number in range(count)]
+        self._engine.reading = lambda: Doing(what=f"reads {shown}", done=done, total=total, unit="records")
+        copied = partial(copy, client_settings(access, level), folder=folder, rows=rows)
         try:
-            if processes == 1:
-                _count_in(self._count)
-                for share in shares:
-                    copy(settings, share, folder, rows)
-            else:
-                with ProcessPoolExecutor(
-                    processes, mp_context=_FORK, initializer=_count_in, initargs=(self._count,)
-                ) as pool:
-                    count = len(shares)
-                    list(pool.map(copy, [settings] * count, shares, [folder] * count, [rows] * count))
+            for offsets in map(copied, shares) if count <= 1 else self._engine.pool.map(copied, shares):
+                done += offsets
         finally:
             self._engine.reading = None
         if any(Path(folder).iterdir()):
@@ -88,22 +85,6 @@ class DuckReader:
         return self._engine.query(rows.sql, records=self._engine.take(RECORD.empty_table()))
 
 
-def _doing(parts: Sequence[Part], count: Any, before: int) -> Doing:
-    topics = sorted({topic for topic, *_ in parts})
-    shown = ", ".join(topics[:_SHOWN]) + (f" and {len(topics) - _SHOWN} more" if len(topics) > _SHOWN else "")
-    total = sum(end - start for *_, start, end in parts)
-    return Doing(what=f"reads {shown}", done=count.value - before, total=total, unit="records")
-
-
-_count: Any = None
-
-
-def _count_in(count: Any) -> None:
-    """Count the records that this process reads, from now on, in a shared number."""
-    global _count  # noqa: PLW0603 - a process has no other place for what it shares
-    _count = count
-
-
 def client_settings(access: KafkaAccess, isolation_level: str) -> dict[str, str]:
     """Return the settings of a consumer that reads partitions from one offset to another."""
     return {
@@ -121,11 +102,12 @@ def client_settings(access: KafkaAccess, isolation_level: str) -> dict[str, str]
     }
 
 
-def copy(settings: Mapping[str, str], parts: Sequence[Part], folder: str, rows: Rows = WHOLE) -> None:
-    """Read parts of topics and write the rows of each to a file of Parquet. It runs in a process of its own."""
+def copy(settings: Mapping[str, str], parts: Sequence[Part], folder: str, rows: Rows = WHOLE) -> int:
+    """Read parts of topics, write the rows of each to a file of Parquet, and return the number of all their offsets."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(dict(settings))
+    parts = [part for part in parts if part[2] < part[3]]
     ends = {(topic, partition): end for topic, partition, _, end in parts}
     files = {part[:2]: _File(Path(folder, part[0]), part, rows) for part in parts}
     try:
@@ -140,9 +122,6 @@ def copy(settings: Mapping[str, str], parts: Sequence[Part], folder: str, rows: 
                     last_answer = last_answer if message.error() else time.monotonic()
                     if _taken(message, ends[key], files[key]):
                         del ends[key]
-            if _count is not None:
-                with _count.get_lock():
-                    _count.value += len(messages)
             # Records of partitions that have been read do not count as progress of the others.
             if ends and time.monotonic() - last_answer > _SILENT_S:
                 raise PipelineError(
@@ -152,6 +131,7 @@ def copy(settings: Mapping[str, str], parts: Sequence[Part], folder: str, rows: 
         for file in files.values():
             file.close()
         consumer.close()
+    return sum(end - start for *_, start, end in parts)
 
 
 def _taken(message: Any, end: int, file: _File) -> bool:
@@ -190,7 +170,7 @@ class _File:
     def __init__(self, folder: Path, part: Part, rows: Rows) -> None:
         self._topic, self._partition, self.position, _ = part
         """`position` is the offset after the last record."""
-        self._path = folder / f"{self._partition}.parquet"
+        self._path = folder / f"{self._partition}-{self.position}.parquet"
         self._made = rows
         self._writer: pq.ParquetWriter | None = None
         self._database: Any = None
@@ -207,7 +187,7 @@ class _File:
         key, value = message.key(), message.value()
         self._records.append((key, value, self._topic, self._partition, message.offset(), micros, headers))
         self._bytes += sum(len(part or b"") for part in (key, value, *(each["value"] for each in headers)))
-        if len(self._records) >= _ALONE or self._bytes >= _HELD:
+        if len(self._records) >= _MOST or self._bytes >= _HELD:
             self._flush()
 
     def _flush(self) -> None:

@@ -83,7 +83,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
 def read(folder: Path, start: int, end: int) -> list[int]:
     """Return the offsets that were kept."""
     copy({}, [(TOPIC, 0, start, end)], str(folder))
-    file = folder / TOPIC / "0.parquet"
+    file = folder / TOPIC / f"0-{start}.parquet"
     offsets: list[int] = pq.read_table(file).column("offset").to_pylist() if file.exists() else []
     return offsets
 
@@ -116,7 +116,7 @@ def test_a_header_whose_name_is_no_text_stops_nothing(told: list[Told], tmp_path
 
     told += [Hostile(0), Told(1)]
     assert read(tmp_path, 0, 2) == [0, 1]
-    headers = pq.read_table(tmp_path / TOPIC / "0.parquet").column("headers").to_pylist()
+    headers = pq.read_table(tmp_path / TOPIC / "0-0.parquet").column("headers").to_pylist()
     assert headers == [[{"key": UNREADABLE, "value": None}], []]
 
 
@@ -136,7 +136,7 @@ def test_records_of_other_producers_are_not_kept(told: list[Told], tmp_path: Pat
 
     told += [Told(0), Message(1), Told(2), Hostile(3)]
     copy({}, [(TOPIC, 0, 0, 4)], str(tmp_path), headers.messages(DUCKDB, "_halfway."))
-    rows = pq.read_table(tmp_path / TOPIC / "0.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / TOPIC / "0-0.parquet").to_pylist()
     assert [(row["offset"], row["id"], row["fault"] is None) for row in rows] == [(1, "id-1", True), (3, None, False)]
     assert "value" not in rows[0]
 
@@ -195,4 +195,4 @@ def test_large_records_are_written_before_there_are_many(
     monkeypatch.setattr(duckdb_sources, "_HELD", 2 * len(b"keyvalue"))
     told += [Told(number) for number in range(5)]
     assert read(tmp_path, 0, 5) == list(range(5))
-    assert pq.ParquetFile(tmp_path / TOPIC / "0.parquet").num_row_groups == 3
+    assert pq.ParquetFile(tmp_path / TOPIC / "0-0.parquet").num_row_groups == 3
