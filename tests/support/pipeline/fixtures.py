@@ -42,6 +42,8 @@ INTERPRETED = {
 """For small data and many plans: compiling each of them costs more than it saves, and so does dividing them."""
 
 QUICK = INTERPRETED | {
+    # To plan again after each stage costs an eighth of such a job. Those on the tests' cluster do it.
+    "spark.sql.adaptive.enabled": "false",
     "spark.driver.extraJavaOptions": QUICK_JVM,
     "spark.python.daemon.module": "tests.support.pipeline.spark_daemon",
     "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[3]),

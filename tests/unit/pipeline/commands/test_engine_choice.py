@@ -141,10 +141,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest
     taken = tmp_path / "taken"
     taken.touch()
     places = Places(output=str(taken), topics=False, tables=[str(taken)])
-    with (
-        pytest.raises(SystemExit),
-        running.opened("report", "duckdb", places, NOTHING_ASKED) as opened,
-    ):
+    with pytest.raises(SystemExit), running.opened("report", "duckdb", places, NOTHING_ASKED) as opened:
         opened.engine.save(opened.engine.table([], "id string"), opened.folder(str(taken)).path("verdicts"))
     told = capsys.readouterr().err
     assert f"a table in '{taken}' cannot be used: " in told
