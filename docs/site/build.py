@@ -19,7 +19,6 @@ from urllib.parse import unquote
 from jgo.maven import MavenContext
 
 from halfway.http.handlers.openapi import document
-from halfway.http.handlers.routes import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "coordinator" / "halfway" / "http" / "console" / "static"
@@ -96,7 +95,7 @@ def copy_reference(site: Path) -> None:
             shutil.copytree(source, target, dirs_exist_ok=True)
         else:
             shutil.copy(source, target)
-    (site / "openapi.json").write_text(json.dumps(document(OPERATIONS)), encoding="utf-8")
+    (site / "openapi.json").write_text(json.dumps(document()), encoding="utf-8")
 
 
 class _Page(HTMLParser):

@@ -34,7 +34,52 @@ _KEY: Final = "halfway.client"
 _WAITS: Final = "halfway.client.waits"
 
 
-class SessionProducer:
+class _BaseProducer:
+    """Sends in sessions and connections, with the calls of `sending`."""
+
+    def __init__(
+        self, client: Halfway | SyncHalfway, sending: SendingClient, *, confirm: bool, when_away: WhenAway
+    ) -> None:
+        if client.barrier is None:
+            raise NoBarrierError("the client has no barrier: open it with `barrier=`")
+        self._sending = sending
+        self._barrier = client.barrier
+        self._confirm = confirm
+        self._store = store_when_away(when_away, client.barrier, client.group)
+        self._demand_no_block = client.demand_no_block
+
+    def _send(self, session: Any, message: Message) -> str:
+        if is_asynchronous(session):
+            raise UnsupportedConnectionError(
+                f"{type(session).__name__} is asynchronous: send with an AsyncSessionProducer"
+            )
+        connection: Connection = sqlalchemy_connection(session)
+        require_transaction(connection)
+        transaction = connection.get_transaction() or connection.begin()
+        if isinstance(transaction, TwoPhaseTransaction):
+            raise UnsupportedConnectionError(
+                "two-phase transactions are not supported: send after it, with `Halfway.transaction`"
+            )
+        local: _LocalTransaction | None = connection.info.get(_KEY)
+        if local is None or not local.belongs_to(transaction):
+            if local is not None and local.is_open():
+                raise UnsupportedConnectionError("another Connection uses this driver connection: give each its own")
+            _intercept(connection.dialect)
+            local = connection.info[_KEY] = _LocalTransaction(self._sending, self._barrier, connection, transaction)
+        if local.client is not self._sending:
+            raise MixedProducersError(
+                "another producer has sent in this database transaction: use one for all its messages"
+            )
+        local.add(connection, message)
+        local.confirm = local.confirm or self._confirm
+        local.store = local.store or self._store
+        session = session() if isinstance(session, scoped_session) else session
+        if isinstance(session, Session):
+            local.sessions.add(session)
+        return local.sending.id
+
+
+class SessionProducer(_BaseProducer):
     """Sends messages in a Session or a Connection.
 
     The messages of one database transaction are one halfway transaction. The first writes the barrier's row in the
@@ -50,10 +95,7 @@ class SessionProducer:
         is raised, because the database has committed. With `confirm=False` ends are sent in the background. With
         `when_away="store"` the database transaction stores the messages if halfway does not confirm the prepare.
         """
-        self._confirm = confirm
-        self._client = client
-        self._barrier = _barrier(client.barrier)
-        self._store = store_when_away(when_away, client.barrier, client.group)
+        super().__init__(client, client, confirm=confirm, when_away=when_away)
 
     def send(
         self,
@@ -70,19 +112,16 @@ class SessionProducer:
         NestedTransactionError inside a `transaction` of the same client.
         """
         message = Message(topic=topic, key=key, value=value, **options)
-        self._client.demand_no_block()
-        return _send(self._client, self._barrier, session, message, confirm=self._confirm, store=self._store)
+        self._demand_no_block()
+        return self._send(session, message)
 
 
-class AsyncSessionProducer:
+class AsyncSessionProducer(_BaseProducer):
     """`SessionProducer` for an AsyncSession or an AsyncConnection, with `Halfway` in the same event loop."""
 
     def __init__(self, client: Halfway, *, confirm: bool = True, when_away: WhenAway = "raise") -> None:
         """Take the parameters of `SessionProducer`. If a commit is cancelled while it waits, the end is still sent."""
-        self._confirm = confirm
-        self._client = _GreenletClient(client)
-        self._barrier = _barrier(client.barrier)
-        self._store = store_when_away(when_away, client.barrier, client.group)
+        super().__init__(client, _GreenletClient(client), confirm=confirm, when_away=when_away)
 
     async def send(
         self,
@@ -94,10 +133,8 @@ class AsyncSessionProducer:
     ) -> str:
         """Same as `SessionProducer.send`."""
         message = await Message(topic=topic, key=key, value=value, **options)
-        self._client.demand_no_block()
-        return await session.run_sync(
-            lambda inner: _send(self._client, self._barrier, inner, message, confirm=self._confirm, store=self._store)
-        )
+        self._demand_no_block()
+        return await session.run_sync(self._send, message)
 
 
 class _GreenletClient:
@@ -105,7 +142,6 @@ class _GreenletClient:
 
     def __init__(self, client: Halfway) -> None:
         self._client = client
-        self.demand_no_block = client.demand_no_block
         self.new_id = client.new_id
 
     def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool, keep: bool) -> None:
@@ -185,43 +221,6 @@ class _LocalTransaction:
             waits.append(wait)
 
 
-def _send(
-    client: SendingClient,
-    barrier: Barrier | AsyncBarrier,
-    session: Any,
-    message: Message,
-    *,
-    confirm: bool,
-    store: Callable[[Any], LocalStore] | None,
-) -> str:
-    if is_asynchronous(session):
-        raise UnsupportedConnectionError(f"{type(session).__name__} is asynchronous: send with an AsyncSessionProducer")
-    connection: Connection = sqlalchemy_connection(session)
-    require_transaction(connection)
-    transaction = connection.get_transaction() or connection.begin()
-    if isinstance(transaction, TwoPhaseTransaction):
-        raise UnsupportedConnectionError(
-            "two-phase transactions are not supported: send after it, with `Halfway.transaction`"
-        )
-    local: _LocalTransaction | None = connection.info.get(_KEY)
-    if local is None or not local.belongs_to(transaction):
-        if local is not None and local.is_open():
-            raise UnsupportedConnectionError("another Connection uses this driver connection: give each its own")
-        _intercept(connection.dialect)
-        local = connection.info[_KEY] = _LocalTransaction(client, barrier, connection, transaction)
-    if local.client is not client:
-        raise MixedProducersError(
-            "another producer has sent in this database transaction: use one for all its messages"
-        )
-    local.add(connection, message)
-    local.confirm = local.confirm or confirm
-    local.store = local.store or store
-    session = session() if isinstance(session, scoped_session) else session
-    if isinstance(session, Session):
-        local.sessions.add(session)
-    return local.sending.id
-
-
 def _begin_commit(session: Session) -> None:
     session.info.setdefault(_WAITS, [])
 
@@ -235,12 +234,6 @@ def _end_commit(session: Session, transaction: SessionTransaction) -> None:
 # For every Session, and before the listeners of the service, which may raise or be the first to send.
 event.listen(Session, "before_commit", _begin_commit, insert=True)
 event.listen(Session, "after_transaction_end", _end_commit, insert=True)
-
-
-def _barrier(barrier: Barrier | AsyncBarrier | None) -> Barrier | AsyncBarrier:
-    if barrier is None:
-        raise NoBarrierError("the client has no barrier: open it with `barrier=`")
-    return barrier
 
 
 _intercepted: weakref.WeakSet[Dialect] = weakref.WeakSet()

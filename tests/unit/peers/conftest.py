@@ -16,7 +16,7 @@ from tests.support.waiting import GENEROUS_S
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connect in time on any machine."""
-    monkeypatch.setattr("halfway.peers.client._CONNECT_S", GENEROUS_S)
+    monkeypatch.setattr("halfway.peers._CONNECT_S", GENEROUS_S)
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ async def test_an_owner_that_is_silent_for_long_is_lost(
     serve: Serve, peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network that drops everything ends no connection: later calls must try a new one."""
-    monkeypatch.setattr("halfway.peers.client._LOST_S", 0.05)
+    monkeypatch.setattr("halfway.peers._LOST_S", 0.05)
     connections = 0
 
     async def silent(request: web.BaseRequest) -> web.StreamResponse:

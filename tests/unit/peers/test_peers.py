@@ -73,7 +73,7 @@ async def test_a_connection_without_calls_is_closed_after_a_while(
     serve: Serve, peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not while a call waits for its answer, however long it takes."""
-    monkeypatch.setattr("halfway.peers.client._IDLE_S", 0.05)
+    monkeypatch.setattr("halfway.peers._IDLE_S", 0.05)
     owner, ended = Owner(), asyncio.Event()
     owner.gates["slow"] = asyncio.Event()
 
@@ -110,9 +110,9 @@ async def test_an_owner_that_hangs_is_asked_no_more_until_it_answers(
     serve: Serve, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its callers get the error at once, and take no places that others need."""
-    monkeypatch.setattr("halfway.peers.client._SILENT_S", 20.0)
-    monkeypatch.setattr("halfway.peers.client._LOST_S", 3600.0)
-    monkeypatch.setattr("halfway.peers.client._MANY", 2)
+    monkeypatch.setattr("halfway.peers._SILENT_S", 20.0)
+    monkeypatch.setattr("halfway.peers._LOST_S", 3600.0)
+    monkeypatch.setattr("halfway.peers._MANY", 2)
     monkeypatch.setattr("halfway.http.server.peer_port._ALIVE_S", 3600.0)
     peers = await stack.enter_async_context(HttpPeers(SECRET))
     owner = Owner()

@@ -11,14 +11,15 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
-from types import UnionType
-from typing import Any, Final, get_args
+from importlib.metadata import version
+from typing import Any, Final
 
 import msgspec
 
 from halfway.coordinator.requests import INTERNAL, Moment
 from halfway.http.handlers.handlers import ALWAYS, Operation
+from halfway.http.handlers.routes import OPERATIONS
+from halfway.http.requests import models
 from halfway.http.requests.validation import CAUSE_HEADER
 from halfway.http.responses import CONTENT_TYPE, Problem, retry_after, status_of
 from halfway.protocol.errors import HalfwayError
@@ -75,6 +76,8 @@ _TYPED_DATA: Final[dict[str, Any]] = {
         },
     ],
 }
+_BEARER: Final = "A key, as `halfway keys create` shows it"
+_CERTIFICATE: Final = "A client certificate that is bound to a principal"
 _HEADERS: Final = {
     CAUSE_HEADER: {
         "name": CAUSE_HEADER,
@@ -114,22 +117,16 @@ _EXAMPLES: Final[dict[str, Any]] = {
 
 @cache
 def encoded() -> bytes:
-    """Return the document of all calls as JSON. It is generated once per process."""
-    from halfway.http.handlers.routes import OPERATIONS
-
-    return msgspec.json.encode(document(OPERATIONS))
+    """Return the document as JSON. It is generated once per process."""
+    return msgspec.json.encode(document())
 
 
-def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Return the OpenAPI document of a table of calls."""
-    models = [Problem]
-    for operation in operations:
-        models += [member for _, model in operation.responses.values() for member in _structs_of(model)]
-        if operation.body is not None:
-            models.append(operation.body)
-    from halfway.http.requests.models import BatchAction, BatchEnd, CheckAnswer, CheckQuestion
-
-    components = _schema_components([*dict.fromkeys([*models, BatchAction, BatchEnd, CheckAnswer, CheckQuestion])])
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document of the table of calls."""
+    answers = [model for operation in OPERATIONS for _, model in operation.responses.values() if _is_struct(model)]
+    bodies = [operation.body for operation in OPERATIONS if operation.body is not None]
+    others = [Problem, models.BatchAction, models.BatchEnd, models.CheckAnswer, models.CheckQuestion]
+    components = _schema_components([*dict.fromkeys([*answers, *bodies, *others])])
     components["KeyKind"] = components["KeyRequest"]["properties"]["kind"]
     for name in ("KeyRequest", "KeyResponse", "NewKeyResponse"):
         components[name]["properties"]["kind"] = _reference("KeyKind")
@@ -143,13 +140,13 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     }
     components["BatchItem"]["properties"]["problem"] = _reference("Problem")
     paths: dict[str, Any] = {}
-    for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, ALWAYS)
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
     described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "halfway",
-            "version": _version(),
+            "version": version("halfway"),
             "description": "Transactional (half) messages for Kafka. Times are RFC 3339 in UTC with milliseconds, "
             "durations are seconds.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
@@ -159,15 +156,8 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "bearer": {
-                    "type": "http",
-                    "scheme": "bearer",
-                    "description": "A key, as `halfway keys create` shows it",
-                },
-                "certificate": {
-                    "type": "mutualTLS",
-                    "description": "A client certificate that is bound to a principal",
-                },
+                "bearer": {"type": "http", "scheme": "bearer", "description": _BEARER},
+                "certificate": {"type": "mutualTLS", "description": _CERTIFICATE},
             },
         },
         "security": [{}, {"bearer": []}, {"certificate": []}],
@@ -225,12 +215,9 @@ def _schema_components(types: Sequence[Any]) -> dict[str, Any]:
     text = _NAME.sub(lambda name: name[1] + _NAMES.get(name[2], name[2]) + '"', msgspec.json.encode(found).decode())
     schemas = {_NAMES.get(name, name): schema for name, schema in msgspec.json.decode(text).items()}
     schemas["TypedData"] = _TYPED_DATA
-    batch = schemas.get("BatchRequest")
-    if batch is not None:
-        batch["properties"]["prepare"]["items"] = _reference("PrepareRequest")
-        batch["properties"]["end"]["items"] = _reference("BatchEnd")
-        for name in ("check", "resume"):
-            batch["properties"][name]["items"] = _reference("BatchAction")
+    items = {"prepare": "PrepareRequest", "end": "BatchEnd", "check": "BatchAction", "resume": "BatchAction"}
+    for name, model in items.items():
+        schemas["BatchRequest"]["properties"][name]["items"] = _reference(model)
     return schemas
 
 
@@ -255,14 +242,14 @@ def _schema_of_moment(kind: type) -> dict[str, Any]:
     }
 
 
-def _operation(operation: Operation, always: Sequence[type[HalfwayError]]) -> dict[str, Any]:
+def _operation(operation: Operation) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
         "parameters": list(_parameters(operation)),
         "responses": {
             **{str(int(status)): _response(text, model) for status, (text, model) in operation.responses.items()},
-            **_problems([*operation.errors, *always]),
+            **_problems([*operation.errors, *ALWAYS]),
         },
     }
     if operation.body is not None:
@@ -287,8 +274,8 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 def _response(text: str, model: Any) -> dict[str, Any]:
     if model is None:
         return {"description": text}
-    choices = [_reference(_NAMES.get(member.__name__, member.__name__)) for member in _structs_of(model)]
-    schema = {"anyOf": choices} if len(choices) > 1 else next(iter(choices), {"type": "object"})
+    name = model.__name__
+    schema = _reference(_NAMES.get(name, name)) if _is_struct(model) else {"type": "object"}
     return {"description": text, "content": {_JSON: {"schema": schema}}}
 
 
@@ -326,14 +313,5 @@ def _reference(name: str) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(name=name)}
 
 
-def _structs_of(model: Any) -> Sequence[Any]:
-    """Return the msgspec models of a union, or of a single type."""
-    members = get_args(model) if isinstance(model, UnionType) else [model]
-    return [member for member in members if isinstance(member, type) and issubclass(member, msgspec.Struct)]
-
-
-def _version() -> str:
-    try:
-        return version("halfway")
-    except PackageNotFoundError:
-        return "0"
+def _is_struct(model: Any) -> bool:
+    return isinstance(model, type) and issubclass(model, msgspec.Struct)

@@ -41,11 +41,6 @@ _MAX_DEPTH: Final = 1024
 """The decoder refuses deeper nesting."""
 
 
-def weight(body: bytes) -> int:
-    """Estimate how many fields and items a body has, including those of JSON data and of strings."""
-    return body.count(b",") + body.count(b"{") + body.count(b"[")
-
-
 async def demand_few_members(body: bytes) -> None:
     """Refuse a body with more than `MAX_MEMBERS` fields and items. Other requests can run during the count.
 
@@ -149,7 +144,7 @@ def first_fault(model: type[Any], body: bytes | msgspec.Raw, error: msgspec.Vali
     path: Path = tuple(name or int(index) for index, name in _PART.findall(place)) if text else ()
     named = _NAMED_FIELD.fullmatch(text or str(error))
     if named is None:
-        return _joined(path), wording(_shown_value(body, path), schemas_at(model, path))
+        return _joined(path), mismatch(_shown_value(body, path), _expected_of(schemas_at(model, path)))
     field = _joined((*path, named[2]))
     if named[1] == "missing required":
         return field, f"missing: expected {_expected_of(schemas_at(model, (*path, named[2])))}"
@@ -195,11 +190,6 @@ def _choices(schema: Schema, components: Mapping[str, Schema]) -> Iterator[Schem
             yield from _choices(one, components)
         if "anyOf" not in schema:
             yield schema
-
-
-def wording(shown: str, valid: Sequence[Schema]) -> str:
-    """Return the fault of a value from its text and the schemas of valid values."""
-    return mismatch(shown, _expected_of(valid))
 
 
 def _expected_of(valid: Sequence[Schema]) -> str:
@@ -292,7 +282,7 @@ def demand_single(body: bytes, *, within: bool) -> None:
         RecursionError: the body is nested too deep.
 
     """
-    if weight(body) > MAX_COMPARED_WEIGHT:
+    if sum(map(body.count, (b",", b"{", b"["))) > MAX_COMPARED_WEIGHT:  # an estimate: it counts those in strings, too
         return
     # Numbers stay text: they are not used, and Python refuses integers with more than 4,300 digits.
     document = json.loads(body, object_pairs_hook=tuple, parse_int=str, parse_float=str)
@@ -513,7 +503,7 @@ def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str]
             values[name] = msgspec.convert(value, fields[name].type, strict=False)
         except msgspec.ValidationError:
             valid = [schema for schema in schemas_at(model, (name,)) if schema.get("type") != "null"]
-            errors.append((name, wording(short(value), valid)))
+            errors.append((name, mismatch(short(value), _expected_of(valid))))
     if errors:
         raise invalid(errors[:MAX_ERRORS])
     return model(**values)
