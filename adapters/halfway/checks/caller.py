@@ -39,6 +39,7 @@ from halfway.checks.connections import (
 from halfway.checks.destinations import Destinations
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import CheckAttempt, CheckReply, CheckRequest
+from halfway.coordinator.tls import bound_receive_buffer
 from halfway.protocol.records import MAX_REMARK_BYTES, Group, rfc3339, shown_message
 from halfway.protocol.transactions import Outcome
 
@@ -434,7 +435,10 @@ class HttpCheckCaller:
             if refusal is not None:
                 exchange.refusal = refusal
                 raise AddressRefusedError(refusal)
-        return socket.socket(family, kind, protocol)
+        found = socket.socket(family, kind, protocol)
+        if exchange.url.scheme == "https":
+            bound_receive_buffer(found)
+        return found
 
     async def _call_endpoint(
         self, session: aiohttp.ClientSession, url: str, request: CheckRequest, deadline: float

@@ -27,6 +27,8 @@ from aiohttp.http_parser import HttpParser
 from aiohttp.streams import StreamReader
 from yarl import URL
 
+from halfway.coordinator.tls import TlsWatch
+
 MAX_RECEIVED_BYTES = 1024 * 1024
 """The largest answer with framing: the largest verdict, and the most headers that are read."""
 MAX_CHUNKS = 256
@@ -102,15 +104,20 @@ class CheckProtocol(ResponseHandler):
         self._interim = 0
         self._chunks = 0
         self._refused = False
+        self._tls: TlsWatch | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._open.add(self)
+        if self.is_encrypted():
+            self._tls = TlsWatch(cast("asyncio.Transport", transport), "check endpoint")
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail an incomplete answer: aiohttp forgets its body if the framing is broken."""
         self._open.discard(self)
+        if self._tls is not None:
+            self._tls.stop()
         super().connection_lost(exc)
         answer = self._answer
         if answer is not None and not answer.is_eof() and answer.exception() is None:
@@ -154,6 +161,8 @@ class CheckProtocol(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take received bytes, up to the bound of one answer."""
+        if self._tls is not None:
+            self._tls.content += len(data)
         self._received += len(data)
         if self._received > MAX_RECEIVED_BYTES:
             self._refuse()

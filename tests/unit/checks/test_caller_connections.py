@@ -1,6 +1,7 @@
 """How the caller reaches a group's endpoints, in which order, for how long, and closes."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
@@ -19,6 +20,7 @@ from halfway.protocol.records import Message
 from halfway.protocol.transactions import Outcome
 from tests.support.certificates import Authority
 from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
+from tests.support.hostile.key_updates import key_updates, shaken_hands
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import GENEROUS_S
 from tests.unit.checks.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller
@@ -289,6 +291,29 @@ async def test_only_an_endpoint_with_a_valid_certificate_is_asked_over_https(tmp
         assert (refused.sent, refused.detail) == (False, f"127.0.0.1:{port}: the TLS certificate is not valid")
         assert asked == []
         assert (await trusts.call(GROUP, [url], QUESTION)).answered
+
+
+async def test_an_endpoint_that_sends_only_messages_of_tls_is_cut_off(tmp_path: Path) -> None:
+    """OpenSSL takes any number of KeyUpdates and asks nobody: the answer does not come, and the connection ends."""
+    authority = Authority(tmp_path, "one")
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(*authority.sign("endpoint", "CN=endpoint", "IP:127.0.0.1"))
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def flood() -> None:
+        with listener, listener.accept()[0] as raw:
+            raw.settimeout(GENEROUS_S)
+            secret = shaken_hands(raw, served, tmp_path / "keys", is_server=True)
+            with contextlib.suppress(ConnectionError):
+                raw.sendall(key_updates(secret, 4000))
+                while raw.recv(65536):
+                    pass
+
+    flooding = asyncio.create_task(asyncio.to_thread(flood))
+    async with local_caller(ssl_context=authority.trusted()) as caller:
+        reply = await caller.call(GROUP, [f"https://127.0.0.1:{listener.getsockname()[1]}/"], QUESTION)
+    assert not reply.answered
+    await asyncio.wait_for(flooding, GENEROUS_S)
 
 
 async def test_without_a_master_secret_a_check_has_no_signature(ask: Ask) -> None:

@@ -16,6 +16,8 @@ from typing import Final, Protocol
 
 import structlog
 
+from halfway.coordinator.tls import bound_receive_buffer
+
 log = structlog.get_logger(__name__)
 
 HANDSHAKE_S: Final = 5.0
@@ -158,6 +160,8 @@ class Acceptor:
             self._rest(listener, _ACCEPT_AGAIN_S, None)
             return
         accepted.setblocking(False)
+        if self._context is not None:
+            bound_receive_buffer(accepted)
         self._start_handshake(accepted)
 
     def _start_handshake(self, accepted: socket.socket) -> None:

@@ -10,7 +10,6 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,6 +18,7 @@ from aiohttp import web
 from aiohttp.http import WebSocketReader
 from aiohttp.web_protocol import RequestHandler
 
+from halfway.coordinator.tls import TlsWatch
 from halfway.http.console import Console, serves
 from halfway.http.responses import BadHttpError, InternalError, Unsent, problem_response
 from halfway.http.server.acceptor import HANDSHAKE_S, Acceptor, Balance, open_listeners
@@ -101,8 +101,6 @@ LINGER_S: Final = 5.0
 MAX_CONNECTIONS: Final = 10_000
 UNREAD_S: Final = 20.0
 """The system closes a connection whose client acknowledges nothing for this long."""
-_IDLE_SEARCH: Final = 256
-"""How many connections to search for an idle one if there are too many."""
 _HANDSHAKE_SHARE: Final = 4
 """One in this many connections may be in its TLS handshake."""
 _CLOSING_S: Final = 0.1
@@ -117,6 +115,7 @@ class _Connection(RequestHandler):
     """A connection that answers errors below the handler with problems, and ends if the client does not read."""
 
     def __init__(self, manager: _Server, **options: Any) -> None:
+        self._server = manager
         super().__init__(manager, **options)
         self._unsent = manager.unsent
         self.certificate: Mapping[str, Any] | None = None
@@ -125,6 +124,7 @@ class _Connection(RequestHandler):
         """The group whose request was the last one on this connection, None if it was of no group."""
         self.waiting: asyncio.Task[Any] | None = None
         """The task to cancel if the connection is lost."""
+        self._tls: TlsWatch | None = None
         self.arrived: Callable[[bytes], bool] | None = None
         """Called with each piece of WebSocket data; the connection is aborted if it returns False."""
         self._one_at_a_time = manager.one_at_a_time
@@ -134,6 +134,8 @@ class _Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrives; from a piece with many chunks on, one piece in a turn of the loop for all connections."""
+        if self._tls is not None:
+            self._tls.content += len(data)
         if self._held and data:
             self._held += data
         elif self._upgraded or len(data) <= _PIECE:
@@ -171,13 +173,29 @@ class _Connection(RequestHandler):
             super()._resume_transport_reading()
 
     @property
+    def _request_in_progress(self) -> bool:
+        return self._in_progress
+
+    @_request_in_progress.setter
+    def _request_in_progress(self, in_progress: bool) -> None:
+        """Keep the server's list of idle connections: aiohttp sets this when a request begins and ends."""
+        self._in_progress = in_progress
+        if in_progress:
+            self._server.idle.pop(self, None)
+        elif self.transport is not None:
+            self._server.idle[self] = None
+
+    @property
     def idle(self) -> bool:
         """Whether the connection is open and no request is under way."""
         return self.transport is not None and not self._request_in_progress and not self._messages
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._server.idle[self] = None
         self.certificate = transport.get_extra_info("peercert")
+        if transport.get_extra_info("ssl_object") is not None:
+            self._tls = TlsWatch(cast("asyncio.Transport", transport), "client")
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock = transport.get_extra_info("socket")
             with suppress(OSError):
@@ -185,6 +203,14 @@ class _Connection(RequestHandler):
 
     def set_parser(self, parser: WebSocketReader, data_received_cb: Callable[[], None] | None = None) -> None:
         super().set_parser(cast("WebSocketReader", _WatchedReader(self, parser)), data_received_cb)
+
+    def wait_in(self, task: asyncio.Task[Any] | None) -> None:
+        """Note that the request only waits, in a task that is cancelled if the connection is lost; None: no more."""
+        self.waiting = task
+        if task is not None:
+            self._server.waiting[self] = None
+        else:
+            self._server.waiting.pop(self, None)
 
     def give_way(self) -> None:
         """Close to make room for another connection. With TLS, abort: a normal close waits for the client."""
@@ -199,6 +225,9 @@ class _Connection(RequestHandler):
             await super().start()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._server.idle.pop(self, None)
+        if self._tls is not None:
+            self._tls.stop()
         if self.writing_paused:
             self._unsent.end(self)
         super().connection_lost(exc)
@@ -280,6 +309,10 @@ class _Server(web.Server):
         )
         self._options = options
         self._max_connections = max_connections
+        self.idle: dict[_Connection, None] = {}
+        """The connections without a request, those that have none for the longest time first."""
+        self.waiting: dict[_Connection, None] = {}
+        """The connections whose request only waits, the oldest such request first."""
 
     def __call__(self) -> _Connection:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
@@ -305,12 +338,11 @@ class _Server(web.Server):
         """Close a connection if there is one too many; return False if only the newcomer can be closed."""
         if self._count() <= self._max_connections:
             return True
-        oldest = [each for each in islice(self._connections, _IDLE_SEARCH) if isinstance(each, _Connection)]
-        idle = next((each for each in oldest if each.idle and each is not newcomer), None)
-        idle = idle or next((each for each in oldest if each.waiting is not None), None)
-        if idle is not None:
-            idle.give_way()
-        return idle is not None
+        found = next((each for each in self.idle if each.idle and each is not newcomer), None)
+        found = found or next((each for each in self.waiting if each.transport is not None), None)
+        if found is not None:
+            found.give_way()
+        return found is not None
 
 
 @contextmanager
@@ -322,11 +354,11 @@ def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
     if not isinstance(connection, _Connection):
         yield
         return
-    connection.waiting = asyncio.current_task()
+    connection.wait_in(asyncio.current_task())
     try:
         yield
     finally:
-        connection.waiting = None
+        connection.wait_in(None)
 
 
 def note_caller(request: web.BaseRequest, caller: str | None) -> None:

@@ -377,6 +377,37 @@ async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptu
         await server.stop()
 
 
+async def test_an_idle_connection_gives_way_however_many_older_ones_are_busy() -> None:
+    """Otherwise a stranger's idle connections would shut everybody out, once many streams are open."""
+    go_on = asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/busy":
+            await go_on.wait()
+        return web.Response()
+
+    server = HttpServer(handler, max_connections=303)
+    port = await server.start(HOST, 0)
+    opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    try:
+        for number in range(303):
+            opened.append(await asyncio.open_connection(HOST, port))
+            if number < 300:
+                opened[-1][1].write(b"GET /busy HTTP/1.1\r\nHost: h\r\n\r\n")
+        await until_true(lambda: server._server is not None and len(server._server.idle) == 3)
+        opened.append(await asyncio.open_connection(HOST, port))
+        opened[-1][1].write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (await asyncio.wait_for(opened[-1][0].readline(), GENEROUS_S)).startswith(b"HTTP/1.1 200")
+        assert await asyncio.wait_for(opened[300][0].read(), GENEROUS_S) == b"", "the one that was idle longest"
+        go_on.set()
+        for reader, _ in opened[:300]:
+            assert (await asyncio.wait_for(reader.readline(), GENEROUS_S)).startswith(b"HTTP/1.1 200")
+    finally:
+        for _, writer in opened:
+            writer.transport.abort()
+        await server.stop()
+
+
 async def test_polls_whose_clients_have_gone_take_neither_places_nor_checks(world: RestWorld) -> None:
     """As many as the limit come and go; the next poll is served, and gets the first check."""
     policy = {"first_check_after_s": 1, "check_interval_s": 1}

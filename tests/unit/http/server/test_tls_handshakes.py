@@ -1,4 +1,4 @@
-"""Stalled handshakes and many handshakes neither hold a port's descriptors for long nor keep other clients out."""
+"""What TLS itself allows a client, stalled and many handshakes and messages without content, is bounded."""
 
 import asyncio
 import contextlib
@@ -13,8 +13,10 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from halfway.coordinator import tls
 from halfway.http.server.server import HttpServer, ServerTls
 from tests.support.certificates import Authority
+from tests.support.hostile.key_updates import key_updates, shaken_hands
 
 HOST = "127.0.0.1"
 ENOUGH_S = 60.0
@@ -58,7 +60,9 @@ class Port:
         return not self.silent[number][0].at_eof()
 
 
-async def answer_here(_: web.BaseRequest) -> web.StreamResponse:
+async def answer_here(request: web.BaseRequest) -> web.StreamResponse:
+    while await request.content.readany():
+        pass
     return web.Response(text="here")
 
 
@@ -126,6 +130,26 @@ def test_an_idle_connection_gives_way_at_once_though_its_client_says_nothing(
     runner.run(story())
 
 
+def test_a_connection_that_sends_only_messages_of_tls_is_cut_off(
+    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL takes any number of KeyUpdates, 8 us each, and asks nobody. One that sends content goes on."""
+    monkeypatch.setattr(tls, "LOOK_EVERY_S", 0.02)
+
+    async def story() -> None:
+        async with start_port(tmp_path) as port:
+            reader, writer = await asyncio.open_connection(HOST, port.server.port, ssl=port.context)
+            writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 6400000\r\n\r\n")
+            for _ in range(100):
+                writer.write(b" " * 64_000)
+                await writer.drain()
+            assert await asyncio.wait_for(reader.readline(), ENOUGH_S) == b"HTTP/1.1 200 OK\r\n"
+            writer.close()
+            assert await asyncio.to_thread(is_cut_off, port, tmp_path / "keys")
+
+    runner.run(story())
+
+
 def test_a_port_that_is_closed_ends_what_is_under_way(runner: asyncio.Runner, tmp_path: Path) -> None:
     async def story() -> None:
         async with start_port(tmp_path, handshake_s=ENOUGH_S) as port:
@@ -149,6 +173,15 @@ def test_a_taken_port_is_told(runner: asyncio.Runner, tmp_path: Path) -> None:
                 await other.start(HOST, port.server.port, ServerTls(certificate=certificate, key=key))
 
     runner.run(story())
+
+
+def is_cut_off(port: Port, keys: Path) -> bool:
+    """Send KeyUpdates on a new connection, and return whether it is closed then."""
+    raw = socket.create_connection((HOST, port.server.port), timeout=ENOUGH_S)
+    secret = shaken_hands(raw, port.context, keys)
+    with contextlib.suppress(ConnectionError):
+        raw.sendall(key_updates(secret, 4000))
+    return is_closed(raw)
 
 
 def connect_silently(port: Port) -> socket.socket:

@@ -1,0 +1,69 @@
+"""A bound on what arrives inside TLS and is no content.
+
+OpenSSL handles messages such as KeyUpdate itself, 8 us for 27 bytes and any number of them, and no protocol sees them:
+a connection that sends only these would keep the event loop busy, also without a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from halfway.coordinator.logging import LogSummary
+
+log = structlog.get_logger(__name__)
+_flooded: Final = LogSummary(log, "info", "tls_without_content")
+
+RECEIVE_BUFFER_BYTES: Final = 64 * 1024
+"""What the system keeps of a TLS connection: all of it is decrypted in one turn of the event loop, in 20 ms at most."""
+LOOK_EVERY_S: Final = 1.0
+_FREE_BYTES: Final = 64 * 1024
+"""What may arrive between two looks without content."""
+_FACTOR: Final = 32
+"""Bytes for each byte of content: a record with one byte of content has 23."""
+_TCP_INFO_BYTES: Final = 136
+_RECEIVED: Final = slice(128, 136)
+"""Where Linux's `tcp_info` has `tcpi_bytes_received`, an integer in the machine's order."""
+
+
+def bound_receive_buffer(sock: socket.socket) -> None:
+    """Let the system receive little ahead on a connection that will use TLS."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+
+
+class TlsWatch:
+    """Aborts a TLS connection on which much arrives that is no content. It looks every second, on Linux only."""
+
+    def __init__(self, transport: asyncio.Transport, side: str) -> None:
+        """Watch a connection from the end of its handshake on; `side` names the other side in the log."""
+        self.content = 0
+        """Bytes of content that have arrived; the protocol counts them."""
+        self._transport = transport
+        self._side = side
+        self._socket: socket.socket = transport.get_extra_info("socket")
+        self._seen = self._received(), 0
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+
+    def stop(self) -> None:
+        """Look no more: the connection is lost."""
+        self._timer.cancel()
+
+    def _received(self) -> int:
+        """Return how many bytes have arrived in all, 0 if the system does not tell."""
+        with suppress(AttributeError, OSError):
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            return int.from_bytes(info[_RECEIVED], sys.byteorder)
+        return 0
+
+    def _look(self) -> None:
+        (received, content), self._seen = self._seen, (self._received(), self.content)
+        if self._seen[0] - received > _FREE_BYTES + _FACTOR * (self._seen[1] - content):
+            _flooded.note({"side": self._side})
+            self._transport.abort()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
