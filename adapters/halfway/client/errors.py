@@ -11,6 +11,13 @@ from typing import Any, ClassVar, Final
 class HalfwayError(Exception):
     """The base class of all errors of this client."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a pool's process hand it over: `multiprocessing.Pool` waits for ever for an error that it cannot read.
+
+        Exception gives its text to the constructor, which may take something else.
+        """
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 class InvalidSettingError(HalfwayError, ValueError):
     """A setting is not valid; the message names it, its value, and what to give."""

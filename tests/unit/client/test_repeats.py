@@ -1,6 +1,7 @@
 """The client's reaction to each kind of answer: it waits, retries, or raises an error with a remedy."""
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -13,11 +14,14 @@ from halfway.client import (
     AlreadyEndedError,
     EndUnconfirmedError,
     Halfway,
+    HalfwayError,
     IdReusedError,
     OutcomeExpiredError,
     RefusedError,
+    SyncHalfway,
     UnknownTransactionError,
 )
+from halfway.client.barrier import UncommittedConnectionError
 from halfway.client.errors import error_of
 from tests.support.client.serving import serving
 from tests.support.waiting import GENEROUS_S
@@ -149,3 +153,19 @@ def test_a_text_says_nothing_twice(detail: str, errors: list[tuple[str, str]], t
     error = error_of(problem)
     assert str(error) == text
     assert error.errors == dict(errors)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [error_of({"status": 404, "error_code": "unknown_group", "detail": "no group"}), UncommittedConnectionError()],
+    ids=["refused", "without parameters"],
+)
+def test_an_error_can_be_handed_to_another_process(error: HalfwayError) -> None:
+    """As `multiprocessing.Pool` does, which waits for ever for the result if it cannot read the error."""
+    read = pickle.loads(pickle.dumps(error))  # noqa: S301 - its own
+    assert (type(read), str(read), vars(read)) == (type(error), str(error), vars(error))
+
+
+def test_a_client_cannot_be_handed_to_another_process() -> None:
+    with pytest.raises(TypeError, match="open one there"):
+        pickle.dumps(SyncHalfway("http://127.0.0.1:1", "shop"))

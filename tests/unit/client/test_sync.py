@@ -276,6 +276,46 @@ async def test_no_lock_that_a_thread_holds_at_the_fork_blocks_the_child() -> Non
     assert await run(LOCKED) == (0, "")
 
 
+OPEN = """
+import asyncio, multiprocessing, sys, warnings
+from halfway.client import Halfway, Message, WrongEventLoopError
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+
+async def send(client, key):
+    async with client.transaction([Message(topic="orders", key=key, value="v")]):
+        pass
+
+async def in_child(client):
+    try:
+        await send(client, "never")
+    except WrongEventLoopError as error:
+        assert "before a fork" in str(error)
+    async with client:
+        await send(client, "child")
+
+async def main(stream):
+    async with Halfway(sys.argv[1], "shop", stream=stream) as client:
+        await send(client, "before")
+        used = client._transport._pool, client._shared._stream
+        child = multiprocessing.get_context("fork").Process(target=lambda: asyncio.run(in_child(client)))
+        child.start()
+        await asyncio.to_thread(child.join)
+        assert child.exitcode == 0
+        await send(client, "after")
+        assert (client._transport._pool, client._shared._stream) == used, "a connection was lost"
+
+for stream in (True, False):
+    asyncio.run(main(stream))
+"""
+
+
+async def test_the_child_opens_the_client_of_its_parent_for_itself(world: RestWorld) -> None:
+    """It does not wait on the parent's stream, nor does the parent's event loop lose sight of its connections."""
+    assert await run(OPEN, world.url) == (0, "")
+    assert [record.key for record in world.memory.records("orders")] == [b"before", b"child", b"after"] * 2
+
+
 def test_the_client_for_threads_knows_every_setting() -> None:
     named = inspect.signature(Halfway).parameters.values()
     settings = {one.name: one.annotation for one in named if one.kind is one.KEYWORD_ONLY}

@@ -106,7 +106,8 @@ class GroupCalls:
         self._transport = Transport(
             [urls] if isinstance(urls, str) else urls, key=key, tls=tls, connections=connections
         )
-        self._shared = SharedCalls(self._transport, max_waiting=max_waiting, stream=stream)
+        self._share = partial(SharedCalls, self._transport, max_waiting=max_waiting, stream=stream)
+        self._shared = self._share()
         self._prepare_timeout_s = prepare_timeout_s
         self.end_timeout_s = end_timeout_s
         self._max_in_background = max_in_background
@@ -125,10 +126,11 @@ class GroupCalls:
         return self
 
     async def open(self) -> None:
-        """Open the connections in the running event loop."""
+        """Open the connections in the running event loop. In a fork's child, nothing of the parent's is used."""
         self._loop = asyncio.get_running_loop()
         self._transport.open()
-        self._shared.open()
+        self._shared = self._share()
+        self._background, self._services, self._calls = set(), set(), set()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -317,7 +319,9 @@ class GroupCalls:
         if self._loop is None:
             raise ClientClosedError("this client is not open: use it inside `async with Halfway(...)`")
         if asyncio.get_running_loop() is not self._loop:
-            raise WrongEventLoopError("this client was opened in another event loop: open one client per loop")
+            raise WrongEventLoopError(
+                "this client was opened in another event loop, or before a fork: open one client per loop"
+            )
 
     async def _get(self, path: str) -> Mapping[str, Any]:
         return await self._call("GET", path, None, timeout_s=self._prepare_timeout_s)

@@ -119,10 +119,6 @@ class SharedCalls:
         if self._is_closed:
             raise _closed()
 
-    def open(self) -> None:
-        """Take calls, also after `close`."""
-        self._is_closed = False
-
     async def close(self) -> None:
         """Send no more, and end all calls with ClientClosedError."""
         self._is_closed = True
@@ -135,7 +131,6 @@ class SharedCalls:
         if self._timer is not None:
             self._timer.cancel()
         tasks = [*self._streams.values(), *([] if self._opening is None else [self._opening])]
-        self._opening, self._timer, self._timer_at = None, None, float("inf")  # it may be opened again
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *(each.close() for each in self._batches.values()), return_exceptions=True)

@@ -121,6 +121,10 @@ class _Connections:
         self.requests = 0
 
 
+_of_parents: Final[list[object]] = []
+"""Connections of the parent of a fork. If they were collected, its event loop would no longer watch them."""
+
+
 class Transport:
     """Sends requests to the first coordinator that answers, and continues with it."""
 
@@ -147,6 +151,9 @@ class Transport:
 
     def open(self) -> None:
         """Open the connection pool in the running event loop."""
+        if self._pool is not None:
+            _of_parents.extend((self._pool, self._upgrades, *self._retired))
+            self._retired = set()
         self._open_pool()
         self._upgrades = self._session(0, trace_configs=[_of_upgrades(self.clock)])
 

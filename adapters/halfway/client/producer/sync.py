@@ -88,6 +88,9 @@ class SyncHalfway:
         if self.barrier is not None:
             self.barrier.join(group, self)
 
+    def __reduce__(self) -> str:
+        raise TypeError("a SyncHalfway cannot be given to another process: open one there, or fork")
+
     def __enter__(self) -> Self:
         return self
 
