@@ -10,9 +10,9 @@ from tests.support.console.heap import heap
 from tests.support.console.shop import IMPATIENT, Shop
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.ids import named_id
-from tests.support.memory.cluster import Memory
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded
+from tests.support.service.broker import Memory
 
 POINTS = 600
 ASK_AGAIN = """async (times) => {
@@ -117,7 +117,7 @@ async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -
     await expect(page.locator(".tiles.stale")).to_be_visible()
     await page.get_by_role("link", name="Transactions").click()
     await expect(page.get_by_role("alert").filter(has_text="The console retries automatically")).to_be_visible()
-    after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
+    after = Memory(shards=2, beside=first.memory)
     async with RestWorld(memory=after, port=port) as second:
         await expect(page.get_by_role("link", name=named_id("r-1"))).to_be_visible()
         await second.prepared(id=named_id("r-2"))

@@ -7,8 +7,8 @@ from tests.console.conftest import NewPage
 from tests.support.console.axe import violations
 from tests.support.console.browser import NARROW
 from tests.support.ids import named_id
-from tests.support.memory.cluster import Memory
 from tests.support.rest.client import RestWorld
+from tests.support.service.broker import Memory
 
 MANY = 150
 MESSAGES = 300
@@ -35,7 +35,7 @@ async def test_each_view_is_found_again_after_a_restart(new_page: NewPage) -> No
             await expect(page.get_by_role("main")).to_contain_text(shown)
     for page in pages.values():
         await expect(page.get_by_role("alert").filter(has_text="Not connected")).to_be_visible()
-    after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
+    after = Memory(shards=2, beside=first.memory)
     async with RestWorld(memory=after, port=port):
         for view, page in pages.items():
             await expect(page.get_by_role("alert")).to_have_count(0)

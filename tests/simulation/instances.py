@@ -337,7 +337,7 @@ def new_settings(**over: Any) -> Settings:
     return Settings(**{**values, **over})
 
 
-class _Closer:
+class Closer:
     """`threads.CLOSER` of the process that asks."""
 
     def __getattr__(self, name: str) -> Any:
@@ -368,7 +368,7 @@ def surroundings(get_world: Callable[[], World]) -> Iterator[None]:
     def keep_quiet(*_: object, **__: object) -> None:
         """Write no summary."""
 
-    closer = _Closer()
+    closer = Closer()
     patches: list[tuple[Any, str, Any]] = [
         (backends, "_peers", peers),
         (backends, "check_caller", lambda *_: _caller(get_world())),

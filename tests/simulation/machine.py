@@ -143,6 +143,14 @@ class Machine:
     """One run: its loop, its generator, and its threads."""
 
     current: Machine
+    prefixes: tuple[str, ...] = (
+        "halfway.kafka",
+        "halfway.coordinator",
+        "halfway.protocol",
+        "halfway.simulated",
+        "halfway.app.serve",
+    )
+    """The modules that run on it."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -157,7 +165,7 @@ class Machine:
         """Up to which generation garbage is collected at the end."""
         self.late_share, self.late_s = 0.0, 0.0
         """Which share of the threads that could go on do so late, and how late at most."""
-        self.stretch = 1
+        self.stretch = 1.0
         """How many times longer a client's poll takes in which nothing comes: most steps of a run are such polls."""
 
     # --- for threads
@@ -190,7 +198,7 @@ class Machine:
     def installed(self) -> Iterator[Self]:
         """Run what follows on this machine, with the modules of the product that are loaded."""
         Machine.current = self
-        undo = list(_replace(self))
+        undo = list(replace(self))
         asyncio.set_event_loop(self.loop)
         try:
             yield self
@@ -614,14 +622,6 @@ class BrokersClock:
 
 # --- what is replaced, and where
 
-_PREFIXES: Final = (
-    "halfway.kafka",
-    "halfway.coordinator",
-    "halfway.protocol",
-    "halfway.simulated",
-    "halfway.app.serve",
-)
-
 
 def _offers(machine: Machine) -> dict[ModuleType, dict[str, Any]]:
     """Return what a machine offers in the place of Python's modules."""
@@ -662,30 +662,32 @@ def offered() -> set[str]:
     return {f"{module.__name__}.{name}" for module, names in _offers(machine).items() for name in names}
 
 
-def _replace(machine: Machine) -> Iterator[tuple[dict[str, Any], str, Any]]:
+def replace(machine: Machine) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Replace names of modules; yield what is to be put back."""
     offers = _offers(machine)
     replacements = {id(getattr(module, name)): new for module, names in offers.items() for name, new in names.items()}
     replacements |= {id(module): SimpleNamespace(**names) for module, names in offers.items() if module is not os}
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_PREFIXES)]
-    for names, name, value in _places(len(modules), replacements, (*modules, concurrent.futures._base)):
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(machine.prefixes)]
+    for names, name, value in _places(
+        (machine.prefixes, len(modules)), replacements, (*modules, concurrent.futures._base)
+    ):
         if names.get(name) is value:
             yield names, name, value
             names[name] = replacements.get(id(value), machine.random)
 
 
-_FOUND: Final[dict[int, list[tuple[dict[str, Any], str, Any]]]] = {}
+_FOUND: Final[dict[object, list[tuple[dict[str, Any], str, Any]]]] = {}
 
 
 def _places(
-    count: int, replacements: Container[int], modules: Sequence[ModuleType]
+    key: object, replacements: Container[int], modules: Sequence[ModuleType]
 ) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return where something is to be replaced, and what; it is looked for once for so many modules."""
-    if count not in _FOUND:
-        _FOUND[count] = [
+    """Return where something is to be replaced, and what; it is looked for once for the same modules."""
+    if key not in _FOUND:
+        _FOUND[key] = [
             (vars(module), name, value)
             for module in modules
             for name, value in vars(module).items()
             if id(value) in replacements or isinstance(value, random.SystemRandom)
         ]
-    return _FOUND[count]
+    return _FOUND[key]

@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_251,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_709,
+    "lines of tests": 76_862,
     "lines of bench": 3_999,
     "bytes of pages": 204_755,
     "settings": 50,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from halfway.coordinator.cluster.forward import PeerHandler
@@ -25,15 +25,9 @@ from halfway.protocol.principal import Principal
 class EncodedPeers:
     """The port `Peers` of the instance at a URL; `handlers` has those that answer, by their URLs."""
 
-    def __init__(
-        self,
-        handlers: MutableMapping[str, PeerHandler],
-        url: str,
-        is_owner: Callable[[OwnerHint], bool] = lambda _: True,
-    ) -> None:
+    def __init__(self, handlers: MutableMapping[str, PeerHandler], url: str) -> None:
         self._handlers = handlers
         self._url = url
-        self._is_owner = is_owner
         self.lose_answers = 0
         """How many of the next calls are carried out without an answer."""
 
@@ -45,7 +39,7 @@ class EncodedPeers:
         """Send a call to an owner and return its answer; see the port for the errors."""
         await asyncio.sleep(0)
         answers = self._handlers.get(owner.url)
-        if answers is None or not self._is_owner(owner):
+        if answers is None:
             raise ShardUnavailableError(f"{owner.url} cannot be reached")
         [frame] = decode_calls(encode_message([encode_call(1, call, within_ms=1, principal=principal)]))
         try:

@@ -1,4 +1,4 @@
-"""A REST interface over ports in memory, and a client that can send any request, byte by byte if needed."""
+"""A REST interface on a simulated broker, and a client that can send any request, byte by byte if needed."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses import Unsent
 from halfway.http.server.api import Api
 from halfway.http.server.server import HttpServer, ServerTls
-from tests.support.memory.cluster import Memory
+from tests.support.service.broker import Memory
 from tests.support.waiting import GENEROUS_S
 
 HOST = "127.0.0.1"
@@ -74,16 +74,10 @@ class RestWorld:
         port: int = 0,
     ) -> None:
         self.memory = memory or Memory(shards=2, topics={"orders": 3, "coupons": 1})
-        limits_of_service = ServiceLimits(shards=2)
-        self.coordinator = Coordinator(limits=limits_of_service, keys=keys, **self.memory.ports)
-        self.memory.peers.serve(self.coordinator.peer_handler)
+        self._limits, self._unsent, self._keys = limits, unsent, keys
         self._tls = tls
         self._port = port
         self.requests = Requests()
-        self.api = Api(
-            self.coordinator, internal_prefix="_halfway.", observer=self.requests, limits=limits, unsent=unsent
-        )
-        self._server = HttpServer(self.api, console=_CONSOLE, unsent=unsent)
         self._session: aiohttp.ClientSession | None = None
         machine = SimpleNamespace(time=lambda: self.memory.clock.now_ms() / 1000, monotonic=time.monotonic)
         self._patch = patch("halfway.client.ids.time", machine)
@@ -91,8 +85,20 @@ class RestWorld:
     async def __aenter__(self) -> Self:
         # A client that has had no answer yet goes by the clock of its machine: here that is the coordinator's too.
         self._patch.start()
-        await self.memory.membership.start(self.coordinator.shards)
-        await self._server.start(HOST, self._port, self._tls)
+        memory = self.memory
+        await memory.open()
+        self.coordinator = Coordinator(limits=ServiceLimits(shards=2), keys=self._keys, **memory.ports)
+        memory.peers.serve(self.coordinator.peer_handler)
+        self.api = Api(
+            self.coordinator,
+            internal_prefix="_halfway.",
+            observer=self.requests,
+            limits=self._limits,
+            unsent=self._unsent,
+        )
+        self._server = HttpServer(self.api, console=_CONSOLE, unsent=self._unsent)
+        await memory.start(self.coordinator.shards)
+        await memory.within(self._server.start(HOST, self._port, self._tls))
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=GENEROUS_S))
         return self
 
@@ -102,7 +108,8 @@ class RestWorld:
         await self.session.close()
         await self.coordinator.drain()
         await self._server.stop()
-        await self.memory.membership.stop(deadline=asyncio.get_running_loop().time() + 30)
+        if not self.memory.is_dead:
+            await self.memory.stop(deadline=asyncio.get_running_loop().time() + 5)
         self._patch.stop()
         flush_all()  # else a summary is printed within a minute, into the output of another test
 

@@ -10,8 +10,8 @@ from halfway.http.requests.admission import ApiLimits
 from halfway.protocol.keys import RANDOM_BYTES, MasterSecret, key_text
 from halfway.protocol.principal import Principal, PrincipalKind
 from tests.support.ids import named_id_in
-from tests.support.memory.cluster import Memory
 from tests.support.rest.client import SHOP, Answer, RestWorld
+from tests.support.service.broker import Memory
 
 SHARDS = 2
 SECRET = MasterSecret(b"the master secret of these tests, which is long enough")
@@ -80,7 +80,7 @@ def enable_access(memory: Memory, *, hide_payloads: bool = False) -> Keys:
 @asynccontextmanager
 async def guarded(*, hide_payloads: bool = False, limits: ApiLimits | None = None) -> AsyncIterator[Guarded]:
     first = Memory(shards=SHARDS, topics={"orders": 3, "coupons": 1}, owns={0})
-    second = Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)
+    second = Memory(shards=SHARDS, owns={1}, beside=first)
     keys, others = (enable_access(memory, hide_payloads=hide_payloads) for memory in (first, second))
     async with (
         RestWorld(limits, memory=first, keys=keys) as here,

@@ -9,13 +9,13 @@ import asyncio
 import contextvars
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableSet, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, MutableSet, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -41,7 +41,7 @@ from halfway.kafka.records.codec import (
     encode_half,
     half_headers,
 )
-from halfway.kafka.topics.metadata import FACTS_S, TopicMetadata
+from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.protocol.records import Half
 from halfway.protocol.transactions import State
@@ -50,86 +50,25 @@ from halfway.simulated.coordinators import Group
 from halfway.simulated.log import Batch, NewRecord, Place
 from halfway.simulated.log import Record as Stored
 from halfway.simulated.producer import SimulatedProducer
-from tests.simulation.instances import surroundings
-from tests.simulation.machine import OUTSIDE, PROCESS, BrokersClock, Loop, Machine, Process
+from tests.simulation.machine import PROCESS, Process
 from tests.support.peers.encoded import EncodedPeers
-from tests.support.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
+from tests.support.service.machines import SEED, BrokersClock, machine
+from tests.support.surroundings import MemoryAuditTrail, RecordingObserver, ScriptedCaller
 
 _DECODE: Final[Mapping[str, Callable[[bytes | None], Any]]] = {
     "half": decode_half,
     "op": decode_op,
     "parked": decode_parked,
 }
-_SEED: Final = 1
+T = TypeVar("T")
 MIB: Final = 1024 * 1024
-
-
-class _Loop(Loop):
-    def __init__(self) -> None:
-        super().__init__()
-        self.killed: list[Process] = []
-
-    def run_until_complete(self, future: Any) -> Any:
-        """Run a task; what is left is cancelled all at once at the end, with what was killed."""
-        if not asyncio.iscoroutine(future) and not isinstance(future, asyncio.Task):
-            for process in self.killed:
-                self.resume(process)
-        return super().run_until_complete(future)
-
-
-class StillMachine(Machine):
-    """A machine whose wall clock a test moves."""
-
-    def __init__(self) -> None:
-        super().__init__(_SEED)
-        self.loop.close()
-        self.loop = _Loop()
-        self.oldest = 1
-        self.clock = ManualClock()
-
-    def time(self) -> float:
-        return self.clock.now_ms() / 1000
-
-    def time_ns(self) -> int:
-        return self.clock.now_ms() * 1_000_000
-
-
-def clock() -> ManualClock:
-    """Return the wall clock of the running machine, which is everybody's."""
-    machine = Machine.current
-    assert isinstance(machine, StillMachine), "the test must run on the loop of `new_loop`"
-    return machine.clock
-
-
-class _BrokersClock(BrokersClock):
-    def now_ms(self) -> int:
-        return clock().now_ms()
-
-
-def _no_world() -> Any:
-    raise AssertionError("there are no other instances")
-
-
-def new_loop() -> Loop:
-    """Return the loop of a new machine, which is installed until the loop is closed."""
-    machine, stack = StillMachine(), ExitStack()
-    stack.enter_context(surroundings(_no_world))
-    stack.enter_context(machine.installed())
-    OUTSIDE.globals.clear()
-    OUTSIDE.globals["closer"] = threads.ClientCloser()
-
-    def close() -> None:
-        del machine.loop.close
-        stack.close()
-
-    machine.loop.close = close  # type: ignore[method-assign]
-    return machine.loop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """A record as a `read_committed` consumer sees it; `value` of an internal topic is decoded."""
 
+    topic: str
     partition: int
     offset: int
     key: Any
@@ -153,7 +92,7 @@ class Kafka(SimulatedKafka):
     """A cluster that remembers the order of its batches."""
 
     def __init__(self) -> None:
-        super().__init__(clock=_BrokersClock(), seed=_SEED, markers_s=(0.0, 0.0))
+        super().__init__(clock=BrokersClock(), seed=SEED, markers_s=(0.0, 0.0))
         self._order = count()
         self._batches: dict[tuple[Place, int], int] = {}
         self.groups = defaultdict(lambda: PinnedGroup(self.places))
@@ -218,6 +157,7 @@ class Internal:
         if record.value is not None:
             value = decode_barrier(record.value) if record.key == BARRIER_KEY else _DECODE[self._kind](record.value)
         return Record(
+            topic=self._place[0],
             partition=self._place[1],
             offset=record.offset,
             key=(record.key or b"").decode(),
@@ -229,7 +169,7 @@ class Internal:
     def append(self, half: Half) -> int:
         """Append a prepare as another instance does."""
         headers: Any = half_headers(half, State.PREPARED)
-        record = NewRecord(half.id.encode(), encode_half(half), list(headers), clock().now_ms())
+        record = NewRecord(half.id.encode(), encode_half(half), list(headers), machine().clock.now_ms())
         return self._kafka.write(self._place, record)
 
     def compact(self, before: int) -> None:
@@ -248,16 +188,12 @@ class Shard:
     parked: Internal
 
 
-def forget_topics() -> None:
-    """Let the time pass for which what is known of topics is taken for true."""
-    Machine.current.loop.now += FACTS_S
-
-
 class Denied(MutableSet[str]):
     """The real topics that halfway may not write to."""
 
-    def __init__(self, kafka: Kafka) -> None:
+    def __init__(self, kafka: Kafka, forget: Callable[[], None]) -> None:
         self._denied = kafka.denied
+        self._forget = forget
 
     def __contains__(self, name: object) -> bool:
         return ("Write", "topic", name) in self._denied
@@ -270,19 +206,19 @@ class Denied(MutableSet[str]):
 
     def add(self, value: str) -> None:
         self._denied.update({("Write", "topic", value), ("Describe", "topic", value)})
-        forget_topics()
+        self._forget()
 
     def discard(self, value: str) -> None:
         self._denied.difference_update({("Write", "topic", value), ("Describe", "topic", value)})
-        forget_topics()
+        self._forget()
 
 
 class Faults:
     """Each requested fault happens once, in order; a switch stays on until it is turned off."""
 
-    def __init__(self, kafka: Kafka, host: SimulatedHost) -> None:
+    def __init__(self, kafka: Kafka, host: SimulatedHost, forget: Callable[[], None]) -> None:
         self._host = host
-        self.denied_topics = Denied(kafka)
+        self.denied_topics = Denied(kafka, forget)
         self.appends: deque[bool] = deque()
         self.batches: deque[bool] = deque()
         self.lane = Held()
@@ -396,12 +332,24 @@ class Memory:
 
         `owns` are the shards that the group gives to this instance; None means its part of all.
         """
-        self.clock = clock()
+        self._machine = machine()
+        self._machine.run(self)
+        self.clock = self._machine.clock
+        if beside is not None:
+            self.clock.set(beside.clock.now_ms())  # it may have been that of another machine
         self.kafka: Kafka = Kafka() if beside is None else beside.kafka
         self.kafka.started += 1
         self.url = f"http://i{self.kafka.started}.invalid"
         client_id = {} if owns is None else {"client.id": f"owns {sorted(owns)}"}
+        self._host = self.kafka.host()
+        self.faults = Faults(self.kafka, self._host, self._forget_topics)
+        clients = Clients(
+            producer=lambda properties: Producer(self._host, properties, self.faults),
+            consumer=self._host.consumer,
+            admin=self._host.admin,
+        )
         self.config = KafkaConfig(
+            clients=clients,
             properties={"bootstrap.servers": "simulated.invalid:9092", **client_id},
             instance_url=self.url,
             lane_queue=lane_capacity,
@@ -413,43 +361,43 @@ class Memory:
             replication_factor=1,
         )
         self._is_new = beside is None
+        self._has_joined = False
         self.owns = owns
-        self._host = self.kafka.host()
         self._stack = AsyncExitStack()
         self._process = Process("instance")
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self._process)
         self._process.globals["closer"] = self.context.run(threads.ClientCloser)
-        self.faults = Faults(self.kafka, self._host)
         self.observer = RecordingObserver()
         self.caller = ScriptedCaller()
         self.authority: Authority = OpenAccess()
         self.audit_trail = MemoryAuditTrail()
         self.peers = EncodedPeers(self.kafka.handlers, self.url)
         self.keys = KafkaKeys(self.config, self.observer)
+        self.topics = TopicMetadata(self.config)
         self.log = Log(self)
         for name, facts in (topics or {}).items():
             self.create_topic(name, facts)
 
     async def open(self) -> None:
         """Start the ports, in the process of this instance."""
-        await asyncio.get_running_loop().create_task(self._open(), context=self.context)
+        with self._machine.hurry():
+            await self.within(self._open())
 
     async def _open(self) -> None:
-        clients = Clients(
-            producer=lambda properties: Producer(self._host, properties, self.faults),
-            consumer=self._host.consumer,
-            admin=self._host.admin,
-        )
-        config = self.config = replace(self.config, clients=clients)
+        has_keys = not isinstance(self.authority, OpenAccess)
+        config = self.config
         stack, observer = self._stack, self.observer
         if self._is_new:
-            internal = InternalTopics(config)
+            internal = InternalTopics(replace(config, has_keys=has_keys))
             await internal.ensure()
             internal.close()
         self.owners = KafkaOwners(config, observer.skipped_record)
         stack.push_async_callback(self.owners.stop)
         await self.owners.start()
+        if has_keys:
+            stack.push_async_callback(self.keys.stop)
+            await self.keys.start(deadline=asyncio.get_running_loop().time() + 30)
         self.groups = KafkaGroups(config, observer)
         stack.push_async_callback(self.groups.stop)
         await self.groups.start(deadline=asyncio.get_running_loop().time() + 30)
@@ -460,7 +408,6 @@ class Memory:
         stack.push_async_callback(self.cursors.stop)
         await self.cursors.start()
         self.history = KafkaHistory(config)
-        self.topics = TopicMetadata(config)
         cluster = KafkaCluster(config, observer, self.topics, self.cursors)
         self.half_log.on_lost_sequence = cluster.membership.lost_records
         self.lane, self.membership = cluster.lane, cluster.membership
@@ -497,17 +444,29 @@ class Memory:
         }
 
     async def start(self, listener: Any) -> None:
-        """Join the group."""
-        await asyncio.get_running_loop().create_task(self.membership.start(listener), context=self.context)
+        """Join the group, and wait until the shards of this instance are served."""
+        self._has_joined = True
+        expected = self.config.shards if self.owns is None else len(self.owns)
+        with self._machine.hurry():
+            await self.within(self.membership.start(listener))
+            while len(listener.served) != expected:  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0.001)
+
+    async def within(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something in the process of this instance."""
+        return await asyncio.get_running_loop().create_task(work, context=self.context)
 
     async def stop(self, *, deadline: float) -> None:
         """Leave the group, and stop the ports."""
 
         async def stop() -> None:
-            await self.membership.stop(deadline=deadline)
+            if self._has_joined:
+                await self.membership.stop(deadline=deadline)
             await self._stack.aclose()
 
-        await asyncio.get_running_loop().create_task(stop(), context=self.context)
+        with self._machine.hurry():
+            await self.within(stop())
+        self._machine.leave(self)
 
     @property
     def is_dead(self) -> bool:
@@ -521,20 +480,19 @@ class Memory:
 
     def kill(self) -> None:
         """End as kill -9 does."""
-        self._process.paused = True  # not `dead`: its tasks must be cancelled at the end
-        loop = Machine.current.loop
-        assert isinstance(loop, _Loop)
-        loop.killed.append(self._process)
+        self._machine.kill(self._process)
         self.kafka.handlers.pop(self.url, None)
         self._host.cut()
         for client in list(self._host.clients.values()):
             client.end_session()
+        self._machine.leave(self)
 
     def restarted(self) -> Memory:
         """Kill this instance, and return the next one on the same cluster."""
+        horizon_s = self.config.outcome_horizon_s
+        after = Memory(shards=self.config.shards, outcome_horizon_s=horizon_s, owns=self.owns, beside=self)
         self.kill()
-        config = self.config
-        return Memory(shards=config.shards, outcome_horizon_s=config.outcome_horizon_s, owns=self.owns, beside=self)
+        return after
 
     # --- the topics
 
@@ -547,18 +505,25 @@ class Memory:
         }
         if name in self.kafka.topics:
             self.kafka.topics[name].settings.update(settings)
-            forget_topics()
         else:
             self.kafka.create(name, one.partitions, 1, settings, dry=False)
+        self._forget_topics()
 
     def delete_topic(self, name: str) -> None:
         self.kafka.delete(name)
-        forget_topics()
+        self._forget_topics()
+
+    def _forget_topics(self) -> None:
+        """Let the topics be described anew, as they are after half a minute."""
+        known = self.topics
+        for table in (known._existence, known._facts, known._describing, known._configuring):
+            table.clear()
 
     def records(self, name: str) -> Sequence[Record]:
         """Return the records that `read_committed` consumers see, in the order of the commits."""
         return [
             Record(
+                topic=name,
                 partition=number,
                 offset=record.offset,
                 key=record.key,

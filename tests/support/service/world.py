@@ -32,20 +32,11 @@ class World:
             topics={"orders": 3, "points": 1, "compacted": topic(1, compacted=True)},
             outcome_horizon_s=limits.outcome_horizon_s,
         )
-        return await cls.join(memory, limits)
-
-    @classmethod
-    async def join(cls, memory: Memory, limits: ServiceLimits = LIMITS) -> "World":
-        """Start the ports of an instance and its service, and wait until it serves its shards."""
         await memory.open()
         coordinator = Coordinator(limits=limits, **memory.ports)
         memory.peers.serve(coordinator.peer_handler)
         await memory.start(coordinator.shards)
-        world = cls(memory, coordinator)
-        await world.until(
-            lambda: len(coordinator.shards.served) == (SHARDS if memory.owns is None else len(memory.owns))
-        )
-        return world
+        return cls(memory, coordinator)
 
     async def restart(self, limits: ServiceLimits = LIMITS) -> "World":
         """Kill this instance and start the next one over the same log."""

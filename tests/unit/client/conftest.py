@@ -1,4 +1,4 @@
-"""The fixtures for tests of the client: a coordinator over ports in memory, and a service's database."""
+"""The fixtures for tests of the client: a coordinator on a simulated broker, and a service's database."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

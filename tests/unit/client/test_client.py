@@ -168,6 +168,12 @@ async def test_the_opposite_outcome_is_told_with_the_one_that_stands(halfway: Ha
         await halfway.prepare([ORDER], id=ORDER_ID)
 
 
+@pytest.fixture
+def long_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no call be sent again, nor by another way, because the machine is slow."""
+    monkeypatch.setattr("halfway.client.calls.group.ATTEMPT_S", GENEROUS_S)
+
+
 async def run_many(halfway: Halfway, count: int) -> None:
     async def run_one() -> None:
         async with halfway.transaction([ORDER]):
@@ -176,7 +182,7 @@ async def run_many(halfway: Halfway, count: int) -> None:
     await asyncio.gather(*(run_one() for _ in range(count)))
 
 
-async def test_callers_share_one_stream(world: RestWorld) -> None:
+async def test_callers_share_one_stream(world: RestWorld, long_attempts: None) -> None:
     async with Halfway(world.url, "shop", prepare_timeout_s=60, end_timeout_s=60, stream=True) as client:
         await run_many(client, 300)
     assert len(values(world)) == 300
@@ -188,7 +194,7 @@ async def test_callers_share_one_stream(world: RestWorld) -> None:
     }
 
 
-async def test_without_a_stream_callers_at_one_moment_share_requests(world: RestWorld) -> None:
+async def test_without_a_stream_callers_at_one_moment_share_requests(world: RestWorld, long_attempts: None) -> None:
     async with Halfway(world.url, "shop", prepare_timeout_s=60, end_timeout_s=60) as client:
         await run_many(client, 300)
     assert len(values(world)) == 300

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
-from tests.support.service.broker import new_loop
+from tests.support.service.machines import new_loop
 from tests.support.service.world import World
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run what uses a World in virtual time."""
+    """Run what is on a simulated broker in virtual time."""
     assert isinstance(item, pytest.Function)
-    is_world = World in vars(item.module).values()
-    return {"virtual": new_loop} if is_world else {"real": asyncio.new_event_loop}
+    names = vars(item.module)
+    return {"virtual": new_loop} if {"World", "Memory"} & names.keys() else {"real": asyncio.new_event_loop}
 
 
 @pytest.fixture

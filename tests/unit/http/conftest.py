@@ -1,4 +1,4 @@
-"""The REST interface on a real socket, over a coordinator with its ports in memory."""
+"""The REST interface on a real socket, over a coordinator on a simulated broker."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -8,8 +8,8 @@ import pytest
 
 from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses import Unsent
-from tests.support.memory.cluster import Memory
 from tests.support.rest.client import RestWorld
+from tests.support.service.broker import Memory
 
 
 class NewWorld(Protocol):
@@ -40,6 +40,6 @@ async def world(new_world: NewWorld) -> RestWorld:
 async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
     """Provide two instances, each with one shard."""
     first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
-    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
+    second = Memory(shards=2, owns={1}, beside=first)
     async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
         yield here, there

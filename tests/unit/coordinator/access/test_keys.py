@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import msgspec
@@ -20,7 +20,7 @@ from halfway.protocol.errors import (
 )
 from halfway.protocol.keys import RANDOM_BYTES, Key, MasterSecret
 from halfway.protocol.principal import Principal, PrincipalKind
-from tests.support.memory.cluster import Memory
+from tests.support.service.broker import Memory
 
 SECRET = MasterSecret(b"s" * 32)
 SHOP = KeySpec(kind=PrincipalKind.GROUP, name="shop")
@@ -31,7 +31,7 @@ DAY_MS = 24 * 3_600_000
 class Scene:
     def __init__(self, max_keys: int = 100) -> None:
         self.memory = Memory(shards=1)
-        self.access = KeyedAccess(self.memory.keys.table, [SECRET], self.memory.clock)
+        self.access = self.memory.authority = KeyedAccess(self.memory.keys.table, [SECRET], self.memory.clock)
         random = (number.to_bytes(RANDOM_BYTES, "big") for number in itertools.count(1 << 260, 1 << 257))
         self.keys = Keys(
             self.access, self.memory.keys, SECRET, self.memory.clock, max_keys=max_keys, random=lambda _: next(random)
@@ -60,8 +60,11 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+async def scene() -> AsyncIterator[Scene]:
+    scene = Scene()
+    await scene.memory.open()
+    yield scene
+    await scene.memory.stop(deadline=scene.deadline)
 
 
 def _recording(
@@ -190,9 +193,11 @@ async def test_a_certificate_is_bound_once(scene: Scene) -> None:
 
 async def test_keys_are_bounded() -> None:
     scene = Scene(max_keys=1)
+    await scene.memory.open()
     await scene.create()
     with pytest.raises(OverloadedError, match="there are already 1 keys: revoke some"):
         await scene.create(KeySpec(kind=PrincipalKind.GROUP, name="other"))
+    await scene.memory.stop(deadline=scene.deadline)
 
 
 async def test_keys_are_listed_by_page(scene: Scene) -> None:

@@ -8,10 +8,10 @@ import pytest
 from halfway.coordinator.ports import CheckAttempt, CheckReply, OpsRead
 from halfway.protocol.transactions import Outcome
 from tests.support.ids import named_id
-from tests.support.memory.cluster import Memory
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.rest.parked import SOON, scan_all
+from tests.support.service.broker import Memory
 from tests.support.surroundings import verdict
 from tests.support.waiting import GENEROUS_S
 

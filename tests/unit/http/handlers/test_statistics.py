@@ -75,7 +75,7 @@ async def test_totals_are_those_of_all_instances_and_samples_show_how_they_grew(
         of_group = (await world.call("GET", "/v1/statistics?group=shop&samples=true")).body
         assert (of_group["counted"]["commits"], of_group["samples"]) == (4, [])
     before = (await here.call("GET", "/v1/statistics?group=shop")).body["counted_by"]
-    here.memory.log.instances.pop(there.memory.owners._url)
+    here.memory.kafka.handlers.pop(there.memory.url)
     shown = await statistics(here, lambda one: not one["complete"])
     assert shown["counted_by"] != before
 
@@ -84,8 +84,8 @@ async def test_what_is_away_is_named(instances: tuple[RestWorld, RestWorld]) -> 
     """Its owner does not answer: the figures are marked as incomplete."""
     here, there = instances
     await park(6, here, there)
-    url = there.memory.owners._url
-    here.memory.log.instances.pop(url)
+    url = there.memory.url
+    here.memory.kafka.handlers.pop(url)
     shown = await statistics(here, lambda one: not one["complete"])
     (away,) = shown["away"]
     assert (away["shard"], away["instance"]) == (1, url)
@@ -100,14 +100,13 @@ async def test_what_is_away_is_named(instances: tuple[RestWorld, RestWorld]) -> 
 
 async def test_what_could_not_be_written_is_shown_until_it_is(world: RestWorld) -> None:
     await world.prepared({"topic": "coupons", "value": "v"}, id=named_id("bad"))
-    facts = world.memory.log.topics["coupons"].facts
     world.memory.delete_topic("coupons")
     assert (await world.end(named_id("bad"), "commit")).error_code == "topic_unavailable"
     shown = await statistics(world, lambda one: one["failures"]["topics"])
     (topic,) = shown["failures"]["topics"]
     assert (topic["topic"], topic["error_code"], topic["refused"]) == ("coupons", "topic_unavailable", 1)
     assert [one["id"] for one in shown["failures"]["refused"]] == [named_id("bad")]
-    world.memory.create_topic("coupons", facts)
+    world.memory.create_topic("coupons", 1)
     assert (await world.end(named_id("bad"), "commit")).status == 200
     shown = await statistics(world, lambda one: not one["failures"]["topics"])
     assert shown["failures"]["refused"] == []
@@ -157,7 +156,7 @@ async def test_what_the_lanes_of_all_instances_keep_apart_is_shown(
     shown = await statistics(here, lambda one: one["failures"]["quarantined"])
     assert shown["failures"]["quarantined"] == [
         {
-            "instance": there.memory.owners._url,
+            "instance": there.memory.url,
             "topic": "orders",
             "id": named_id("q1"),
             "state": "refused",
@@ -200,7 +199,7 @@ async def test_a_group_sees_its_own_figures_alone() -> None:
             assert answer.body["totals"]["pending"] == pending
             assert answer.body["counted"]["commits"] == {"shop": 4, "other": 2}.get(caller, 14)
             assert bool(answer.body["samples"]) == (caller in {"operator", "board"})
-            assert (both.there.memory.owners._url in str(answer.body)) == (caller in {"operator", "board"})
+            assert (both.there.memory.url in str(answer.body)) == (caller in {"operator", "board"})
             names = {one["group"] for one in answer.body["groups"]}
             assert names == ({caller} if caller in {"shop", "other"} else {"shop", "other"})
             assert bool(answer.body["instances"]) == (caller in {"operator", "board"})

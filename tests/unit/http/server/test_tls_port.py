@@ -16,9 +16,9 @@ from halfway.http.server.server import HttpServer, ServerTls
 from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.principal import Permission, PrincipalKind
 from tests.support.certificates import Authority
-from tests.support.memory.cluster import Memory
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.guarded import OPERATOR, deadline, enable_access
+from tests.support.service.broker import Memory
 from tests.support.waiting import GENEROUS_S, until_true
 
 
