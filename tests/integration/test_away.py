@@ -30,8 +30,9 @@ from halfway.protocol.records import CheckMode, Group
 from tests.support.brokers.compaction import EAGER, names_left
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove
-from tests.support.ownership.cluster_harness import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all
+from tests.support.ownership.cluster_harness import PATIENCE_S, admin_of, config_of, delete_all
 from tests.support.records.samples import RECORDS
+from tests.support.surroundings import RecordingObserver
 from tests.support.waiting import until_true
 
 HORIZON_S = 2.0
@@ -153,7 +154,7 @@ async def test_a_key_that_was_revoked_meanwhile_is_refused(
 ) -> None:
     """The tombstone is gone: only reading the topic anew shows it. Keys are not fresh before that."""
     key, kept = sample_key(), msgspec.structs.replace(sample_key(), id="kept")
-    here, there = (KafkaKeys(config, SkippedRecords().observer) for _ in range(2))
+    here, there = (KafkaKeys(config, RecordingObserver()) for _ in range(2))
     away = Away(there, monkeypatch)
 
     async def write(name: str) -> None:
@@ -184,7 +185,7 @@ async def test_a_key_that_was_revoked_meanwhile_is_refused(
 
 async def test_a_group_that_was_deleted_meanwhile_is_gone(config: KafkaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to call: each table is confirmed at short intervals."""
-    here, there = (KafkaGroups(config, SkippedRecords().observer) for _ in range(2))
+    here, there = (KafkaGroups(config, RecordingObserver()) for _ in range(2))
     away = Away(there, monkeypatch)
 
     async def write(name: str) -> None:

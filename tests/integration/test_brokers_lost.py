@@ -164,11 +164,11 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
             await until_true(short, "the broker is missed")
             between = await write_until_undisturbed(instance, good)
             await instance.serves(range(SHARDS))
-            failures = len(instance.observer.failures)
+            failures = len(instance.observer.told("lane_failed", "reason"))
             with pytest.raises(TopicUnavailableError, match=r"min\.insync\.replicas"):
                 await instance.write(commit_of(0, bad, 0))
             await instance.write_until_taken(commit_of(1, second, 0))
-            assert len(instance.observer.failures) == failures
+            assert len(instance.observer.told("lane_failed", "reason")) == failures
 
             with monkeypatch.context() as patched:
                 patched.setattr(TopicMetadata, "fresh", unaware)
@@ -176,7 +176,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
                     await instance.write(commit_of(0, worse, 0))
             await instance.serves(range(SHARDS))
             assert short()
-            assert len(instance.observer.failures) == failures + 1
+            assert len(instance.observer.told("lane_failed", "reason")) == failures + 1
 
         await asyncio.to_thread(brokers.wait_until_ready)
         for one in (bad, worse):

@@ -17,8 +17,9 @@ from halfway.protocol.errors import KafkaUnavailableError, MessageTooLargeError,
 from halfway.protocol.records import Half, Message
 from tests.support.brokers.fixtures import Kafka
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
-from tests.support.ownership.cluster_harness import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
+from tests.support.ownership.cluster_harness import PATIENCE_S, config_of, delete_all, produce
 from tests.support.replies import appended
+from tests.support.surroundings import RecordingObserver
 from tests.support.waiting import eventually, until_true
 
 
@@ -45,8 +46,8 @@ async def make_topics(config: KafkaConfig) -> None:
 
 
 @asynccontextmanager
-async def running(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator[KafkaHalfLog]:
-    log = KafkaHalfLog(config, skipped.observer)
+async def running(config: KafkaConfig, skipped: RecordingObserver) -> AsyncIterator[KafkaHalfLog]:
+    log = KafkaHalfLog(config, skipped)
     await log.start()
     try:
         yield log
@@ -64,12 +65,12 @@ async def config(kafka: Kafka) -> AsyncIterator[KafkaConfig]:
 
 
 @pytest.fixture
-def skipped() -> SkippedRecords:
-    return SkippedRecords()
+def skipped() -> RecordingObserver:
+    return RecordingObserver()
 
 
 @pytest.fixture
-async def log(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator[KafkaHalfLog]:
+async def log(config: KafkaConfig, skipped: RecordingObserver) -> AsyncIterator[KafkaHalfLog]:
     """Return a running half log."""
     async with running(config, skipped) as log:
         yield log
@@ -106,13 +107,13 @@ async def test_an_offset_that_holds_a_control_record_is_an_error(config: KafkaCo
 
 
 async def test_an_undecodable_record_is_counted_and_said(
-    config: KafkaConfig, log: KafkaHalfLog, skipped: SkippedRecords, capsys: pytest.CaptureFixture[str]
+    config: KafkaConfig, log: KafkaHalfLog, skipped: RecordingObserver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The log line contains topic, partition and offset."""
     offset = produce(config, config.half_topic, 2, b"a", b"garbage")
     with pytest.raises(KafkaUnavailableError, match="cannot be decoded"):
         await log.read_half(2, offset, "a", deadline=patience())
-    assert skipped.skipped == [(config.half_topic, "undecodable")]
+    assert [call.fields for call in skipped.calls] == [{"topic": config.half_topic, "reason": "undecodable"}]
     assert "record_skipped" in capsys.readouterr().out
 
 
@@ -184,7 +185,7 @@ async def test_while_the_broker_hangs_everything_ends_by_its_deadline_and_recove
     with EmbeddedKafka(steady) as broker:
         config = config_of(broker.bootstrap_servers, prepare_timeout_s=1)
         await make_topics(config)
-        async with running(config, SkippedRecords()) as log:
+        async with running(config, RecordingObserver()) as log:
             offset = await append_at_last(log, half("a"))
             await log.read_half(0, offset, "a", deadline=patience())
             broker.pause()
@@ -207,7 +208,7 @@ async def test_while_the_broker_hangs_everything_ends_by_its_deadline_and_recove
 
 
 async def test_the_round_trips_to_each_broker_that_answers_are_known(
-    config: KafkaConfig, skipped: SkippedRecords, monkeypatch: pytest.MonkeyPatch
+    config: KafkaConfig, skipped: RecordingObserver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RoundTrips, "EVERY_MS", 100)
     monkeypatch.setattr(ROUND_TRIPS, "average_s", {})

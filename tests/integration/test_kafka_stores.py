@@ -30,7 +30,6 @@ from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
-    SkippedRecords,
     admin_of,
     config_of,
     create_topics,
@@ -72,8 +71,8 @@ async def config(kafka: Kafka) -> AsyncIterator[KafkaConfig]:
 
 
 @asynccontextmanager
-async def running_groups(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator[KafkaGroups]:
-    groups = KafkaGroups(config, skipped.observer)
+async def running_groups(config: KafkaConfig, skipped: RecordingObserver) -> AsyncIterator[KafkaGroups]:
+    groups = KafkaGroups(config, skipped)
     try:
         await groups.start(deadline=patience())
         yield groups
@@ -83,7 +82,7 @@ async def running_groups(config: KafkaConfig, skipped: SkippedRecords) -> AsyncI
 
 @asynccontextmanager
 async def running_cursors(config: KafkaConfig) -> AsyncIterator[KafkaCursors]:
-    cursors = KafkaCursors(config, SkippedRecords().observer)
+    cursors = KafkaCursors(config, RecordingObserver())
     await cursors.start()
     try:
         yield cursors
@@ -93,7 +92,7 @@ async def running_cursors(config: KafkaConfig) -> AsyncIterator[KafkaCursors]:
 
 async def test_groups_of_a_topic_that_was_made_again_are_followed(config: KafkaConfig) -> None:
     """What the old topic had is gone at the next change; what is written to the new one is read by all."""
-    async with running_groups(config, SkippedRecords()) as one, running_groups(config, SkippedRecords()) as other:
+    async with running_groups(config, RecordingObserver()) as one, running_groups(config, RecordingObserver()) as other:
         for number in range(5):
             await put(one, group(f"g{number}"), deadline=patience())
         await asyncio.to_thread(delete_topics, config, [config.topic("groups")])
@@ -118,9 +117,9 @@ async def test_a_table_whose_consumer_stands_still_is_read_by_a_new_one(
         return begin(self)
 
     monkeypatch.setattr(compacted_table, "_STILL_S", 1.0)
-    async with running_groups(config, SkippedRecords()) as writer:
+    async with running_groups(config, RecordingObserver()) as writer:
         monkeypatch.setattr(Reader, "__enter__", kept)
-        async with running_groups(config, SkippedRecords()) as reading:
+        async with running_groups(config, RecordingObserver()) as reading:
             (reader,) = readers
             monkeypatch.setattr(reader, "read", lambda timeout_s, _: time.sleep(timeout_s))
             await put(writer, group("late"), deadline=patience())
@@ -131,7 +130,7 @@ async def test_what_was_decided_before_another_instances_change_is_not_written_b
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is decided again, with the group that the other has written: here that decision is a refusal."""
-    patterns = SkippedRecords()
+    patterns = RecordingObserver()
     async with running_groups(config, patterns) as slow, running_groups(config, patterns) as other:
         await put(slow, group("shop"), deadline=patience())
         write = slow._exclusive.write
@@ -158,7 +157,7 @@ async def test_what_was_decided_before_another_instances_change_is_not_written_b
 
 async def test_many_instances_change_groups_at_once_and_no_change_is_lost(config: KafkaConfig) -> None:
     """Each adds its turn to the groups that it finds."""
-    patterns = SkippedRecords()
+    patterns = RecordingObserver()
     async with running_groups(config, patterns) as first, running_groups(config, patterns) as second:
 
         async def add(groups: KafkaGroups, name: str) -> None:
@@ -177,7 +176,7 @@ async def test_an_instance_that_dies_in_a_change_holds_up_no_reader(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does a later change of a group wait, longer than it takes to settle the open transaction."""
-    patterns = SkippedRecords()
+    patterns = RecordingObserver()
     async with running_groups(config, patterns) as groups:
         await put(groups, group("shop"), deadline=patience())
         dying = TransactionalProducer(config, f"{config.prefix}groups")
@@ -199,7 +198,7 @@ async def test_records_that_are_no_groups_are_skipped_counted_and_said(
     config: KafkaConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Garbage, no key, a bad key and a manual null value do not hide groups before or after them."""
-    skipped = SkippedRecords()
+    skipped = RecordingObserver()
     async with running_groups(config, skipped) as groups:
         await put(groups, group("before"), deadline=patience())
         produce(config, config.topic("groups"), 0, b"before-not", b"garbage")
@@ -210,14 +209,16 @@ async def test_records_that_are_no_groups_are_skipped_counted_and_said(
         await put(groups, group("after"), deadline=patience())
         assert [one.name for one in groups.all()] == ["after", "before"]
     reasons = ["undecodable", *["wrong_key"] * 3, "foreign_tombstone"]
-    assert skipped.skipped == [(config.topic("groups"), reason) for reason in reasons]
+    assert [call.fields for call in skipped.calls] == [
+        {"topic": config.topic("groups"), "reason": one} for one in reasons
+    ]
     assert capsys.readouterr().out.count("record_skipped") == len(reasons)
 
 
 async def test_groups_that_cannot_be_read_are_unavailable_by_the_deadline() -> None:
     """Without a broker start ends by its deadline, and stop still ends the threads."""
     with pytest.raises(KafkaUnavailableError):
-        async with running_groups(config_of("127.0.0.1:1"), SkippedRecords()) as groups:
+        async with running_groups(config_of("127.0.0.1:1"), RecordingObserver()) as groups:
             pytest.fail(f"started without a broker: {groups.all()}")
 
 

@@ -54,8 +54,8 @@ async def test_ends_that_wait_together_share_kafka_transactions_and_keep_their_o
     async with running(config) as instance:
         writes = [commit_of(number % 2, one, 0) for number, one in enumerate(halves)]
         written = await asyncio.gather(*(instance.write(write) for write in writes))
-        assert sum(instance.observer.batches) == 300
-        assert len(instance.observer.batches) < 30
+        assert sum(instance.observer.told("lane_committed", "ends")) == 300
+        assert len(instance.observer.told("lane_committed", "ends")) < 30
     expected = {(write.shard, result.op): write.id.encode() for write, result in zip(writes, written, strict=True)}
     stands = {
         (seen.partition, seen.offset): seen.key
@@ -93,7 +93,7 @@ async def test_a_partition_that_the_lane_has_not_seen_or_that_has_gone_costs_no_
         await until_true(lambda: shown() == 1, "the topic is seen to have one partition")
         with pytest.raises(TopicUnavailableError, match="no partition 2"):
             await instance.write(commit_of(0, to(2, "beyond"), 0))
-        assert instance.observer.failures == []
+        assert instance.observer.told("lane_failed", "reason") == []
 
 
 async def test_an_end_that_was_refused_can_be_rolled_back_at_once(
@@ -114,7 +114,7 @@ async def test_an_end_that_was_refused_can_be_rolled_back_at_once(
         written = await instance.write(structs.replace(commit, state=State.ROLLED_BACK, messages=(), op=op))
         assert written.op is not None
         assert state_of(instance.service.states[0], "bad") is State.ROLLED_BACK
-        assert len(instance.observer.failures) == 1
+        assert len(instance.observer.told("lane_failed", "reason")) == 1
     assert read_topic(config, small) == []
 
 
@@ -137,7 +137,7 @@ async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_e
         assert back.op is not None
         op = structs.replace(back.op, kind=OpKind.ROLLED_BACK)
         await instance.write(structs.replace(back, messages=(), state=State.ROLLED_BACK, op=op))
-        assert instance.observer.failures == []
+        assert instance.observer.told("lane_failed", "reason") == []
     assert len(read_topic(config, orders)) == len(messages)
 
 
@@ -165,7 +165,7 @@ async def test_what_is_larger_than_a_prepare_may_be_now_can_still_be_ended_parke
         change = Change(path=Path(OpenAccess()), id=again.id, action=Record.HALF, cause=Cause.POLICY, deadline=deadline)
         change.shard, change.begin_by = 0, deadline
         await instance.write(write_of(change, held, again, at=3, now=3))
-        assert instance.observer.failures == []
+        assert instance.observer.told("lane_failed", "reason") == []
     assert len(read_topic(config, orders)) == len(messages)
     assert {record.key for record in read_topic(config, config.op_topic) if record.value} >= {
         committed.id.encode(),

@@ -50,7 +50,7 @@ async def test_a_fenced_lane_loses_its_writes_and_recovers_by_itself(config: Kaf
             await instance.write(commit_of(0, one, 0))
         await instance.write_until_known(commit_of(0, one, 0))
         assert instance.incarnation not in (None, before)
-        assert instance.observer.failures == ["fenced"]
+        assert instance.observer.told("lane_failed", "reason") == ["fenced"]
         assert ("lost", 0) in instance.service.events
     assert [seen.value for seen in read_topic(config, orders)] == [b"once"]
 
@@ -113,7 +113,7 @@ async def test_a_record_of_a_newer_release_costs_its_own_shard_only(config: Kafk
     try:
         await again.start()
         await until_true(lambda: given_up(again) and set(again.service.states) == others, "all others")
-        assert again.observer.counts[f"skipped {config.half_topic}"] == 0
+        assert again.observer.count("skipped_record", topic=config.half_topic) == 0
         remedy = again.cluster.membership.status.troubles[0].remedy
     finally:
         await again.stop()
@@ -121,4 +121,4 @@ async def test_a_record_of_a_newer_release_costs_its_own_shard_only(config: Kafk
     assert named is not None, remedy
     async with running(replace(config, skip_records=(named[1],))) as instance:
         assert state_of(instance.service.states[0], mine.id) is State.PREPARED
-        assert instance.observer.counts[f"skipped {config.half_topic}"] == 1
+        assert instance.observer.count("skipped_record", topic=config.half_topic) == 1

@@ -117,7 +117,7 @@ async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itsel
         await instance.serves(range(4))
         one = half("a-1", Message(topic=orders, value=b"once"))
         await instance.write_until_known(commit_of(2, one, 0))
-        assert instance.observer.failures == ["fenced"]
+        assert instance.observer.told("lane_failed", "reason") == ["fenced"]
         assert {shard for event, shard in instance.service.events if event == "lost"} == {0, 1, 2, 3}
     assert [seen.value for seen in read_topic(config, orders)] == [b"once"]
 
@@ -165,7 +165,7 @@ async def test_two_instances_under_load_while_shards_move_write_everything_once(
         done.set()
         async with asyncio.timeout(PATIENCE_S):
             total = await loading
-        assert first.observer.failures == second.observer.failures == []
+        assert first.observer.told("lane_failed", "reason") == second.observer.told("lane_failed", "reason") == []
     keys = sorted(int(seen.key or b"-1") for seen in read_topic(config, orders))
     assert keys == list(range(total))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.coordinator.ports import CheckReply, CheckRequest, Observer
 from halfway.protocol.records import AuditEvent, Group
 from halfway.protocol.transactions import Outcome
 
@@ -95,8 +96,22 @@ class Observed(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
 
 
+def _recording(event: str) -> Callable[..., None]:
+    names = [*inspect.signature(getattr(Observer, event)).parameters][1:]
+
+    def record(self: RecordingObserver, *values: object, **named: object) -> None:
+        fields: dict[str, Any] = dict(zip(names, values, strict=False)) | named
+        if (groups := fields.pop("groups", None)) is None:
+            self.calls.append(Observed(event, fields))
+        else:
+            for group, count in groups.items():
+                self.calls += [Observed(event, {"group": group, **fields})] * count
+
+    return record
+
+
 class RecordingObserver:
-    """The port `service.ports.Observer`: records every call."""
+    """The port `Observer`: records every call, and one for each transaction where a call is about those of groups."""
 
     def __init__(self) -> None:
         self.calls: list[Observed] = []
@@ -105,48 +120,19 @@ class RecordingObserver:
         """Count the calls of an event that have all these fields."""
         return sum(call.event == event and fields.items() <= call.fields.items() for call in self.calls)
 
-    def _record(self, event: str, **fields: object) -> None:
-        self.calls.append(Observed(event, fields))
+    def told(self, event: str, field: str) -> list[Any]:
+        """Return one field of each call of an event."""
+        return [call.fields[field] for call in self.calls if call.event == event]
 
-    def _record_each(self, event: str, groups: Mapping[str, int], **fields: object) -> None:
-        for group, count in groups.items():
-            for _ in range(count):
-                self._record(event, group=group, **fields)
-
-    def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
-        self._record_each("prepared", groups, result=result, seconds=seconds)
-
-    def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
-        self._record_each("ended", groups, outcome=outcome, cause=cause, result=result, seconds=seconds)
-
-    def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
-        self._record_each("resolved_after", groups, outcome=outcome, seconds=seconds)
-
-    def checked(self, group: str, verdict: str, sent: bool, seconds: float) -> None:
-        self._record("checked", group=group, verdict=verdict, sent=sent, seconds=seconds)
-
-    def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
-        self._record("lane_committed", ends=ends, payload_bytes=payload_bytes, seconds=seconds)
-
-    def lane_failed(self, reason: str) -> None:
-        self._record("lane_failed", reason=reason)
-
-    def skipped_record(self, topic: str, reason: str) -> None:
-        self._record("skipped_record", topic=topic, reason=reason)
-
-    def forwarded(self, call: str, result: str, seconds: float) -> None:
-        self._record("forwarded", call=call, result=result, seconds=seconds)
-
-    def refused_caller(self, reason: str) -> None:
-        self._record("refused_caller", reason=reason)
-
-    def shard_moved(self, seconds: float) -> None:
-        """Record how long a shard was unserved."""
-        self._record("shard_moved", seconds=seconds)
-
-    def audited(self, result: str) -> None:
-        self._record("audited", result=result)
-
-    def horizon_shortened(self, shard: int, outcomes: int) -> None:
-        """Record outcomes that were forgotten before their time."""
-        self._record("horizon_shortened", shard=shard, outcomes=outcomes)
+    prepared = _recording("prepared")
+    ended = _recording("ended")
+    resolved_after = _recording("resolved_after")
+    checked = _recording("checked")
+    lane_committed = _recording("lane_committed")
+    lane_failed = _recording("lane_failed")
+    skipped_record = _recording("skipped_record")
+    forwarded = _recording("forwarded")
+    refused_caller = _recording("refused_caller")
+    shard_moved = _recording("shard_moved")
+    audited = _recording("audited")
+    horizon_shortened = _recording("horizon_shortened")

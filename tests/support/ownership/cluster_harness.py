@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Observer, Written
+from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Written
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.ownership.membership import KafkaCluster
@@ -30,6 +29,7 @@ from tests.support.contract.instance import Listener
 from tests.support.coordinator.topics import Cluster, Record
 from tests.support.domain.states import state_of
 from tests.support.replies import submitted
+from tests.support.surroundings import RecordingObserver
 from tests.support.waiting import until_true
 
 PATIENCE_S = 180.0
@@ -91,21 +91,6 @@ def produce(
     return offsets[0]
 
 
-class SkippedRecords:
-    """The part of an observer that counts skipped records."""
-
-    def __init__(self) -> None:
-        self.skipped: list[tuple[str, str]] = []
-
-    def skipped_record(self, topic: str, reason: str) -> None:
-        self.skipped.append((topic, reason))
-
-    @property
-    def observer(self) -> Observer:
-        """Return itself, as the adapters expect it."""
-        return cast("Observer", self)
-
-
 def create_topics(config: KafkaConfig, names: Mapping[str, int], **settings: str) -> None:
     """Create topics by name with a number of partitions each."""
     admin = admin_of(config)
@@ -143,27 +128,6 @@ def delete_topics(config: KafkaConfig, names: Iterable[str]) -> None:
         future.result(PATIENCE_S)
 
 
-class CountingObserver:
-    """Counts the events that tests need."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.failures: list[str] = []
-        self.batches: list[int] = []
-
-    def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
-        self.batches.append(ends)
-
-    def lane_failed(self, reason: str) -> None:
-        self.failures.append(reason)
-
-    def skipped_record(self, topic: str, reason: str) -> None:
-        self.counts[f"skipped {topic}"] += 1
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_args, **_fields: self.counts.update([name])
-
-
 @dataclass
 class SmallService(Listener):
     """The same, with shards that it may refuse, hold or have lost."""
@@ -193,7 +157,7 @@ class Instance:
 
     def __init__(self, config: KafkaConfig) -> None:
         self.config = config
-        self.observer = CountingObserver()
+        self.observer = RecordingObserver()
         self.service = SmallService()
         self.cursors = KafkaCursors(config, self.observer)
         self.destinations = TopicMetadata(config)

@@ -76,14 +76,6 @@ class OperationalError(DatabaseError):
     """The error of PEP 249 with this name: the connection may have broken during the commit."""
 
 
-async def test_leaving_the_block_commits(world: RestWorld, halfway: Halfway) -> None:
-    async with halfway.transaction([ORDER, Message(topic="coupons", value=b"\x00")]) as transaction:
-        shown = await halfway.show(transaction.id)
-        assert (shown["state"], values(world)) == ("prepared", [])
-    assert values(world) == [b'{"total":9.9}']
-    assert values(world, "coupons") == [b"\x00"]
-
-
 async def test_an_exception_rolls_back_and_goes_on(world: RestWorld, halfway: Halfway) -> None:
     transaction = halfway.transaction([ORDER])
     with pytest.raises(ZeroDivisionError):

@@ -43,24 +43,6 @@ ORDER = Message(topic="orders", key="42", value="paid")
 SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.1}
 
 
-def test_it_fetches_its_checks_if_it_cannot_be_called(barrier: Barrier) -> None:
-    """If an end is lost, halfway sends a check, and the barrier answers it."""
-    with MemoryServer() as server:
-        topic = server.new_topic()
-        with SyncHalfway(server.url, "desk", barrier=barrier) as client:
-            client.start(topics=[topic], policy=SOON)
-            lost, never = client.new_id(), client.new_id()
-            with barrier._connect() as connection:  # a check in the meantime is answered unknown
-                barrier.insert(connection, lost)
-                client.prepare([Message(topic=topic, value="lost")], id=lost)
-            client.prepare([Message(topic=topic, value="never")], id=never)
-            assert [record.value for record in server.wait_for_records(topic, 1)] == [b"lost"]
-            deadline = time.monotonic() + GENEROUS_S
-            while client.show(never)["state"] != "rolled_back":
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-
-
 def test_what_answers_may_be_given(barrier: Barrier) -> None:
     """`decide` answers instead of the barrier."""
     mine = new_id()

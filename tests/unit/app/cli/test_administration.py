@@ -1,4 +1,4 @@
-"""`halfway audit-log`: the selection and the output of events of the audit trail."""
+"""The commands that ask Kafka: the topics that a cluster needs, and events of the audit trail."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,11 +9,50 @@ import pytest
 from click.testing import CliRunner, Result
 
 from halfway.app.cli import administration as audit_log
+from halfway.app.cli import administration as topics
 from halfway.app.cli.main import halfway
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.topics.admin_requests import AdminRequests
 from halfway.protocol.errors import KafkaUnavailableError
 from halfway.protocol.records import AuditEvent
 from tests.support.records.samples import AUDIT_EVENT
+
+
+def list_topics(**settings: str) -> Result:
+    """Print the topics with a broker that does not answer."""
+    environment = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9", **settings}
+    result = CliRunner().invoke(halfway, ["topics", "list"], env=environment)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def replication(result: Result) -> set[str]:
+    return {line.split()[2] for line in result.stdout.splitlines() if line.startswith("_halfway.")}
+
+
+@pytest.mark.parametrize("brokers,replicas", [(1, "1"), (2, "1"), (3, "3"), (5, "3")])
+def test_the_replication_is_that_of_the_cluster(monkeypatch: pytest.MonkeyPatch, brokers: int, replicas: str) -> None:
+    """As `halfway topics create` makes the topics, and as `halfway topics verify` accepts them."""
+    monkeypatch.setattr(AdminRequests, "brokers", lambda _: list(range(brokers)))
+    listed = list_topics()
+    assert replication(listed) == {replicas}
+    assert ("min.insync.replicas=2" in listed.stdout) == (replicas == "3")
+    assert listed.stderr == ""
+
+
+def test_a_replication_that_is_set_is_shown_without_asking_kafka() -> None:
+    listed = list_topics(HALFWAY_REPLICATION_FACTOR="2")
+    assert replication(listed) == {"2"}
+    assert listed.stderr == ""
+
+
+def test_a_cluster_that_does_not_answer_is_taken_for_one_of_three_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output says so: the command also serves to create the topics before anything else works."""
+    monkeypatch.setattr(topics, "ANSWER_S", 0.5)
+    listed = list_topics()
+    assert replication(listed) == {"3"}
+    assert "this shows what a cluster of 3 brokers needs" in listed.stderr
+
 
 NOW_MS = 1_767_323_045_678
 AT = "2026-01-02T03:04:05.678Z"
