@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from halfway.coordinator.checkback.dispatcher import HostRateLimits
 from halfway.coordinator.ports import Appended
 from halfway.coordinator.requests import GroupSpec, ServiceLimits
 from halfway.protocol.errors import InvalidRequestError, UnknownGroupError
@@ -283,3 +284,22 @@ async def test_what_a_changed_policy_makes_due_later_is_not_asked_about_sooner(w
     assert not world.memory.caller.requests
     await world.scan(after_s=45)
     assert len(world.memory.caller.requests) == 1
+
+
+TEN_OF_ONE = tuple(f"http://SHOP.:{port}/check" for port in range(9000, 9010))
+
+
+def test_a_host_gets_so_many_checks_each_second_whatever_its_urls() -> None:
+    """Ports, paths and the case of letters do not make another host; the next second starts at 0."""
+    rates = HostRateLimits(3)
+    assert [rates.admits("shop", TEN_OF_ONE, 0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert not rates.admits("shop", ("http://shop/other",), 999)
+    assert rates.admits("shop", ("http://cart/",), 999)
+    assert rates.admits("shop", TEN_OF_ONE, 1000)
+
+
+def test_no_group_is_kept_from_a_host_by_others() -> None:
+    """If other groups have used up the rate, a group can still send one check per second."""
+    rates = HostRateLimits(3)
+    assert [rates.admits("busy", TEN_OF_ONE, 0) for _ in range(4)] == [True] * 3 + [False]
+    assert [rates.admits("other", TEN_OF_ONE, 0) for _ in range(2)] == [True, False]

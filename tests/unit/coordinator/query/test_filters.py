@@ -1,15 +1,25 @@
-"""Lists and searches: each filter by itself and together, over two instances, page by page."""
+"""Lists and searches: each filter over two instances, page by page; an instance that cannot read half."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from halfway.coordinator.queries.queries import TailFreshness
 from halfway.coordinator.requests import ListQuery
+from halfway.protocol.errors import KafkaUnavailableError
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Cause, Outcome, State
+from tests.support.elapsed_time import WallClock
 from tests.support.ids import named_id
 from tests.support.service.broker import Memory
 from tests.support.service.world import World
 from tests.support.surroundings import no_verdict
+from tests.support.waiting import until_true
 
 PARKED_SOON = PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1)
 
@@ -73,3 +83,55 @@ async def test_two_instances_find_what_one_finds() -> None:
         assert (some.count, [one.id for one in some.transactions]) == (20, wanted[:5])
     for asked in worlds:
         await asked.stop()
+
+
+class Log:
+    """Half, and the tails of the served shards, as far as they go."""
+
+    def __init__(self) -> None:
+        self.served = [0, 1]
+        self.stuck: set[int] = set()
+
+    async def half_end(self, shard: int, *, deadline: float) -> int:
+        assert deadline > asyncio.get_running_loop().time()
+        return 7 + shard
+
+    def get(self, number: int) -> Any:
+        async def wait_for_tail(position: int, *, deadline: float) -> None:
+            assert (position, bool(deadline)) == (7 + number, True)
+            if number in self.stuck:
+                raise KafkaUnavailableError(f"shard {number} was not read")
+
+        return SimpleNamespace(wait_for_tail=wait_for_tail)
+
+
+async def test_the_age_of_the_tail_grows_while_one_shard_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged once; a shard that is served no more does not count."""
+    half: Any = Log()
+    clock = WallClock(monkeypatch)
+    tail = TailFreshness(half, half, late_s=100, every_s=0.01)
+    assert tail.age_s == 0
+
+    def logged(event: str) -> Callable[[], bool]:
+        return lambda: [entry["event"] for entry in seen].count(event) == 1
+
+    with capture_logs() as seen:
+        watching = asyncio.create_task(tail.watch())
+        try:
+            half.stuck.add(1)
+            await asyncio.sleep(0.05)
+            clock.advance(1000)
+            await until_true(lambda: tail.is_late)
+            await until_true(logged("tail_not_current"))
+            assert seen[0]["error"] == "shard 1 was not read"
+            half.stuck.clear()
+            await until_true(lambda: not tail.is_late)
+            await until_true(logged("tail_current_again"))
+            half.stuck.add(1)
+            half.served.remove(1)
+            await asyncio.sleep(0.05)
+            clock.advance(1000)
+            await until_true(lambda: not tail.is_late)
+        finally:
+            watching.cancel()
+    assert len(seen) <= 4

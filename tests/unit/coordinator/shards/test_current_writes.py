@@ -1,15 +1,19 @@
-"""The writes that are still current when the lane gets to them."""
+"""What a shard knows of its own records, of writes that are still current, and of outcomes; turns for new ids."""
+
+from collections import Counter
 
 import msgspec
+import pytest
 
 from halfway.coordinator.access import OpenAccess
 from halfway.coordinator.changes import Change, Record
 from halfway.coordinator.operations import Path
 from halfway.coordinator.ports import TOMBSTONE, LaneWrite
 from halfway.coordinator.requests import ServiceLimits
-from halfway.coordinator.shards.shard_table import ShardTable
+from halfway.coordinator.shards.shard import OutcomeWindow, Shard
+from halfway.coordinator.shards.shard_table import SLICE_IDS, SLICE_S, ShardRotation, ShardTable
 from halfway.protocol.entries import Pending
-from halfway.protocol.records import FOREIGN, OpKind
+from halfway.protocol.records import FOREIGN, Half, Message, OpKind, fingerprint
 from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import Cause, State
 from tests.support.domain.shard_records import ID, A, B, op, tombstone_of
@@ -82,3 +86,144 @@ async def test_a_tail_that_reads_again_does_not_go_back() -> None:
     table.appended(0, [], 8)
     table.appended(0, [], 3)
     assert table.get(0).state.half_tail == 8
+
+
+def half(name: str) -> Half:
+    messages = (Message(topic="t", value=b"v"),)
+    return Half(
+        id=name, group="g", messages=messages, prepared_at=1, since=1, fingerprint=fingerprint("g", messages, None)
+    )
+
+
+def test_an_own_record_is_passed_once_at_its_offset_under_its_key() -> None:
+    """Even if its transaction has changed since; also a tombstone of the lane."""
+    shard = Shard(0, ShardState(0))
+    shard.apply_own_half(5, "a", half("a"))
+    shard.apply_own_half(6, "a", None)
+    assert shard.state.unresolved_count == 0
+    assert [shard.has_applied(offset, b"a") for offset in (4, 5, 6, 7)] == [False, True, True, False]
+    assert not shard.has_applied(5, b"a")
+
+
+def test_a_record_of_another_id_at_such_an_offset_is_read() -> None:
+    """A truncated log assigns an offset twice."""
+    shard = Shard(0, ShardState(0))
+    shard.apply_own_half(5, "a", half("a"))
+    assert not shard.has_applied(5, b"b")
+    shard.apply_own_half(6, "a", half("a"))
+    assert not shard.has_applied(6, None)
+
+
+def test_what_the_tail_never_passes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records behind the tail are not kept; if the tail is far behind, it reads the rest."""
+    monkeypatch.setattr("halfway.coordinator.shards.shard._MAX_OWN", 3)
+    shard = Shard(0, ShardState(0))
+    for offset in range(4):
+        shard.apply_own_half(offset, "a", half("a"))
+    assert not shard.has_applied(3, b"a")
+    assert shard.has_applied(2, b"a")
+    shard.advance(5)
+    shard.apply_own_half(4, "a", half("a"))
+    assert not shard.has_applied(4, b"a")
+
+
+def test_what_the_tail_read_before_it_was_applied_is_not_kept() -> None:
+    shard = Shard(0, ShardState(0))
+    assert not shard.has_applied(5, b"a")
+    shard.apply_own_half(5, "a", half("a"))
+    shard.forget_own(5)
+    assert not shard.has_applied(5, b"a")
+
+
+HORIZON_S = 60.0
+
+
+def window(*, start: int, recent: int) -> tuple[OutcomeWindow, ShardState]:
+    state = ShardState(0)
+    state.op_start, state.op_recent = start, recent
+    return OutcomeWindow(state, HORIZON_S), state
+
+
+def test_it_is_where_op_ended_a_horizon_ago() -> None:
+    found, state = window(start=0, recent=100)
+    starts = {}
+    for second in range(200):
+        state.op_tail = 1_000 + second
+        starts[second] = found.start(float(second))
+    assert starts[0] == 100, "the acquisition knows what is within the horizon"
+    assert starts[59] == 100
+    for second in range(61, 200):
+        assert 1_000 + second - 62 <= starts[second] <= 1_000 + second - 60
+
+
+def test_it_stays_while_a_stray_is_not_corrected_and_keeps_few_samples() -> None:
+    """A next owner must know the outcome of the stray, too."""
+    found, state = window(start=7, recent=100)
+    state.apply_half(3, ID, A)
+    state.apply_half(4, ID, FOREIGN)
+    for second in range(1_000):
+        state.op_tail = 1_000 + second
+        assert found.start(float(second)) == 7
+    state.apply_half(5, ID, None)
+    assert 1_000 <= found.start(1_000.0) <= 1_940
+
+
+def test_it_never_goes_back() -> None:
+    """Not even if the look-up by time found an offset before that of the cursor."""
+    found, state = window(start=50, recent=20)
+    state.op_tail = 60
+    assert found.start(0.0) == 50
+
+
+class Time:
+    """The clock, advanced by the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("halfway.coordinator.shards.shard_table.monotonic", lambda: self.now)
+
+
+@pytest.fixture
+async def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(monkeypatch)
+
+
+async def test_ids_of_one_moment_share_a_shard(time: Time) -> None:
+    rotation = ShardRotation()
+    chosen = set()
+    for _ in range(100):
+        time.now += SLICE_S / 200
+        chosen.add(rotation.choose(range(8)))
+    assert len(chosen) <= 2
+
+
+async def test_a_turn_is_bounded_in_ids(time: Time) -> None:
+    """At any number of ids at one moment, no shard gets all of them."""
+    rotation = ShardRotation()
+    made = Counter(rotation.choose(range(4)) for _ in range(8 * SLICE_IDS))
+    assert set(made.values()) == {2 * SLICE_IDS}
+    assert time.now == 1000.0
+
+
+@pytest.mark.parametrize("rate", [50, 1_000, 20_000])
+@pytest.mark.parametrize("shards", [4, 8])
+async def test_over_seconds_every_shard_has_its_share(time: Time, rate: int, shards: int) -> None:
+    rotation = ShardRotation()
+    made: Counter[int] = Counter()
+    for _ in range(4 * rate):
+        time.now += 1 / rate
+        made[rotation.choose(range(shards))] += 1
+    even = 4 * rate / shards
+    assert max(made.values()) <= 1.25 * even
+    assert min(made[shard] for shard in range(shards)) >= 0.75 * even
+
+
+async def test_bursts_are_spread_too(time: Time) -> None:
+    """A load in step with the turns, such as a job every few hundred milliseconds, still moves to the next shard."""
+    rotation = ShardRotation()
+    made: Counter[int] = Counter()
+    for _ in range(40):
+        time.now += 4 * SLICE_S
+        for _ in range(100):
+            made[rotation.choose(range(4))] += 1
+    assert set(made.values()) == {1000}

@@ -1,5 +1,6 @@
-"""Lists are split into small pages, and names that are not legal in a path are refused."""
+"""Small pages of lists, names that are not legal in a path, and the answers to a group at its limit."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from halfway.coordinator.cluster import forward as fan_out
 from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards import groups
+from halfway.http.requests.admission import ApiLimits
+from halfway.protocol.policy import LimitOverrides
 from tests.support.ids import named_id
 from tests.support.rest.client import SHOP, RestWorld
+from tests.unit.http.conftest import NewWorld
 
 
 async def pages(world: RestWorld, path: str, name: str, limit: int) -> list[list[dict[str, Any]]]:
@@ -82,3 +86,26 @@ async def test_names_that_clients_take_out_of_a_path_are_not_made(world: RestWor
 async def test_such_a_name_of_an_earlier_release_is_still_reached(world: RestWorld, name: bytes) -> None:
     ask = b"GET /v1/transactions/%s HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
     assert (await world.send(ask % name)).startswith(b"HTTP/1.1 404 ")
+
+
+ORDER = {"group": "shop", "messages": [{"topic": "orders", "value": "v" * 600}]}
+LIMITS = {"pending": LimitOverrides(pending=1), "prepares_per_s": LimitOverrides(prepares_per_s=0.01)}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+async def test_a_refusal_names_the_limit_and_when_to_come_back(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """In the header of a single call, and in the problem of a batch item."""
+    monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, default_limits=LIMITS[limit]))
+    world = await new_world(ApiLimits(prepare_wait_s=0.01))
+    await world.put_shop()
+    assert (await world.call("POST", "/v1/transactions", ORDER)).status == 201
+    alone = await world.call("POST", "/v1/transactions", ORDER)
+    assert (alone.status, alone.error_code, alone.body["limit"]) == (429, "group_limited", limit)
+    assert int(alone.headers["Retry-After"]) >= 1
+    batch = await world.call("POST", "/v1/batch", {"prepare": [ORDER]})
+    assert batch.status == 200
+    problem = batch.body["prepare"][0]["problem"]
+    assert (problem["status"], problem["error_code"], problem["limit"]) == (429, "group_limited", limit)
+    assert problem["retry_after_s"] >= 1
