@@ -27,11 +27,6 @@ def quarantine() -> Quarantine:
     return Quarantine()
 
 
-def test_without_suspects_everything_goes_to_the_lane(quarantine: Quarantine) -> None:
-    assert not quarantine
-    assert quarantine.route("a", {"orders": 10}, 0) is Route.LANE
-
-
 def test_topics_and_ids_of_a_failed_batch_are_suspects(quarantine: Quarantine) -> None:
     """By topic, for any id; by id, for any topic."""
     quarantine.suspect(["orders"], ["a"], 0)
@@ -100,13 +95,6 @@ def test_what_proved_good_is_trusted_again(quarantine: Quarantine) -> None:
     quarantine.clear_ids(["a", "unknown"])
     assert not quarantine
     assert quarantine.route("a", {"orders": 10}, 0) is Route.LANE
-
-
-def test_ids_that_failed_together_are_tried_one_by_one(quarantine: Quarantine) -> None:
-    quarantine.suspect([], ["a", "b"], 0)
-    quarantine.isolate(["a"], 0)
-    assert quarantine.route("a", {}, 0) is Route.ALONE
-    assert quarantine.route("b", {}, 0) is Route.SUSPECT
 
 
 def test_suspecting_again_keeps_what_is_known(quarantine: Quarantine) -> None:

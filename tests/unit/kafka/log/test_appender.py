@@ -4,14 +4,16 @@ Most are scripted. The last tests hold the script to the real client, which they
 """
 
 import asyncio
+import ctypes
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, cimpl
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.seam import Clients
@@ -19,9 +21,21 @@ from halfway.kafka.clients.threads import answer_all
 from halfway.kafka.log import half_log as appender
 from halfway.kafka.log.half_log import Record, RecordWriter
 from halfway.protocol.errors import OutcomeUnknownError, OverloadedError, TopicUnavailableError
-from tests.support.brokers.fatal import fail_for_good
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import until_true
+
+_HANDLE: Final = object.__basicsize__
+"""Where confluent-kafka's clients keep librdkafka's handle: it is their first member."""
+
+
+def fail_for_good(producer: Producer, code: int) -> None:
+    """Make a client fail with a fatal error, as a broker's answer would, by librdkafka's own hook for tests."""
+    [library] = (Path(str(cimpl.__file__)).parent.parent / "confluent_kafka.libs").glob("librdkafka*")
+    raise_fatal = ctypes.CDLL(str(library)).rd_kafka_test_fatal_error
+    raise_fatal.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
+    handle = ctypes.c_void_p.from_address(id(producer) + _HANDLE)
+    assert raise_fatal(handle, code, b"by a test") == 0
+
 
 LONG_S = 60.0
 CAUSE = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -245,14 +259,6 @@ async def test_bytes_in_flight_are_bounded_but_one_record_always_fits(make_bench
     assert await large == 0
 
 
-async def test_with_no_time_left_nothing_is_produced(make_bench: Callable[..., Bench]) -> None:
-    """A deadline that has passed is an error that reports that nothing was stored."""
-    bench = make_bench()
-    with pytest.raises(OverloadedError):
-        await bench.append(within_s=-1)
-    assert len(bench.producers[0]) == 0
-
-
 async def test_stopping_tells_those_who_wait() -> None:
     """Appends in flight after the prepare time-out are ambiguous; no new ones are accepted."""
     bench = Bench(prepare_timeout_s=0.1)
@@ -310,9 +316,6 @@ async def test_trouble_is_a_failed_producer_that_cannot_be_replaced(
     await until_true(lambda: "working producer" in str(bench.writer.trouble))
     bench.make = bench.make_scripted
     await until_true(lambda: bench.writer.trouble is None)
-
-
-# --- the real client
 
 
 def real_producer(config: dict[str, Any]) -> Producer:

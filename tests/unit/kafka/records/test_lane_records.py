@@ -70,21 +70,6 @@ def test_a_marker_that_its_topic_does_not_take_names_no_messages() -> None:
     assert decode_op(whole.value) == large
 
 
-def test_real_messages_keep_what_they_had_and_can_be_told_apart() -> None:
-    first, second = encoded(write(messages=MESSAGES)).real
-    assert (first.topic, first.key, first.value, first.partition) == ("orders", b"k", b"v", 3)
-    assert first.headers == [
-        ("h", b"1"),
-        ("h", None),
-        ("halfway-transaction-id", b"a-1"),
-        ("halfway-message", b"1/2"),
-        ("halfway-prepared-at", b"7"),
-        ("halfway-prefix", CONFIG.prefix.encode()),
-    ]
-    assert (second.topic, second.key, second.value, second.partition) == ("points", None, None, -1)
-    assert ("halfway-message", b"2/2") in second.headers
-
-
 def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
     ended = encoded(write(op=OP, half=TOMBSTONE))
     assert ended.key == b"a-1"
