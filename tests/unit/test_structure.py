@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_927,
+    "lines of coordinator and adapters": 46_934,
     "files of coordinator and adapters": 183,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_929,
@@ -20,12 +20,12 @@ BOUNDS = {
     "lines of halfway/peers": 363,
     "lines of halfway/simulated": 2_165,
     "lines of halfway/embedded": 1_301,
-    "lines of halfway/client": 8_060,
+    "lines of halfway/client": 8_067,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_251,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 76_569,
+    "lines of tests": 76_611,
     "lines of bench": 3_999,
     "bytes of pages": 204_764,
     "settings": 50,

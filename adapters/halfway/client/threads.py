@@ -42,10 +42,13 @@ async def wait_for(task: asyncio.Task[None]) -> None:
 
 
 class ForkSafeLock:
-    """A lock that is always free in the child of a fork. A thread of the parent could never release it there."""
+    """A lock that is always free in the child of a fork. A thread of the parent could never release it there.
+
+    Its thread may take it again, as a handler of SIGTERM does that closes a client.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         _locks.add(self)
 
     def __enter__(self) -> None:
@@ -55,7 +58,7 @@ class ForkSafeLock:
         self._lock.release()
 
     def renew(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 _locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()

@@ -155,6 +155,14 @@ async def test_the_blocks_own_exception_is_told_although_the_client_was_closed(w
 
     await asyncio.to_thread(work)
 
+    async def late(client: Halfway) -> None:
+        async with client, client.transaction([ORDER]):
+            await client.close()
+            raise KeyError("taken")
+
+    with pytest.raises(KeyError, match="taken"):  # as when uvicorn's time for a graceful shutdown is over
+        await late(Halfway(world.url, "shop"))
+
 
 @pytest.mark.parametrize("answered", [False, True])
 async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
@@ -308,6 +316,40 @@ async def main(stream):
 for stream in (True, False):
     asyncio.run(main(stream))
 """
+
+
+SIGNALLED = """
+import signal, sys, threading
+from halfway.client import ClientClosedError, Message, SyncHalfway
+from halfway.client.producer.sync import Halfway, _LoopThread
+
+def interrupted(kind, name):
+    real = getattr(kind, name)
+    def call(*arguments):
+        result = real(*arguments)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        return result
+    setattr(kind, name, call)
+
+client = SyncHalfway(sys.argv[1], "shop")
+signal.signal(signal.SIGTERM, lambda *_: client.close())
+if sys.argv[2] == "call":
+    client.check_secrets()
+    interrupted(client._thread._loop, "call_soon_threadsafe")
+else:
+    interrupted(Halfway, "open")
+try:
+    client.check_secrets()
+    client.check_secrets()
+except ClientClosedError:
+    sys.exit()
+sys.exit("the client is open")
+"""
+
+
+@pytest.mark.parametrize("during", ["call", "opening"])
+async def test_a_handler_of_a_signal_may_close_the_client_at_any_time(world: RestWorld, during: str) -> None:
+    assert await run(SIGNALLED, world.url, during) == (0, "")
 
 
 async def test_the_child_opens_the_client_of_its_parent_for_itself(world: RestWorld) -> None:

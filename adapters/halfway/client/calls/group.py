@@ -394,7 +394,11 @@ class GroupCalls:
             self._calls.discard(closed)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        self.check_usable()
+        try:
+            self.check_usable()
+        except HalfwayError:
+            work.close()
+            raise
         if len(self._background) >= self._max_in_background:
             work.close()
             log.warning(

@@ -11,6 +11,7 @@ import os
 import ssl
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, overload
@@ -269,9 +270,9 @@ class _LoopThread:
     def __init__(self, client: Halfway) -> None:
         self.client = client
         self.pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stopped = False
-        self._begun: list[_Work[Any]] = []
+        self._begun: deque[_Work[Any]] = deque()
         """What threads have begun since the loop was woken. One wake-up serves all of them."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-client", daemon=True)
@@ -309,10 +310,9 @@ class _LoopThread:
             raise
 
     def _start_begun(self) -> None:
-        with self._lock:
-            begun, self._begun = self._begun, []
-        for work in begun:
-            work.start(self._loop)
+        """Start the work without the lock, whose holder may wait for the loop: a signal's handler may `stop`."""
+        while self._begun:
+            self._begun.popleft().start(self._loop)
 
     def stop(self) -> None:
         """Close the client and end the thread. Calls under way end with ClientClosedError."""
