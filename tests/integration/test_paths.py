@@ -12,13 +12,13 @@ from tests.support.structure.figures import ROOT
 
 BOUNDS = {
     "functions of a prepare": 164,
-    "modules of a prepare": 36,
+    "modules of a prepare": 35,
     "definitions of one verb of a prepare": 8,
-    "functions of a commit": 182,
+    "functions of a commit": 181,
     "modules of a commit": 39,
-    "definitions of one verb of a commit": 11,
-    "functions of a check": 245,
-    "modules of a check": 42,
+    "definitions of one verb of a commit": 10,
+    "functions of a check": 235,
+    "modules of a check": 40,
     "definitions of one verb of a check": 10,
 }
 """How often a function is called, and where threads take turns, depends on the machine: that is printed only."""
