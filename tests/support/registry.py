@@ -32,7 +32,10 @@ def run_registry(folder: Path) -> Iterator[str]:
                 files.extractall(SOFTWARE)  # noqa: S202
             (SOFTWARE / "whole").touch()
     port = pick_port()
-    settings = {"quarkus.http.host": "127.0.0.1", "quarkus.http.port": str(port), "java.io.tmpdir": str(folder)}
+    ports = {"http": port, "management": pick_port({port})}  # the second one would be 9000 for every run
+    settings = {"java.io.tmpdir": str(folder)}
+    for name, number in ports.items():
+        settings |= {f"quarkus.{name}.host": "127.0.0.1", f"quarkus.{name}.port": str(number)}
     options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
     process = SupervisedProcess(
         [str(JAVA), *options, *(f"-D{name}={value}" for name, value in settings.items()), "-jar", "quarkus-run.jar"],
