@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_934,
+    "lines of coordinator and adapters": 46_935,
     "files of coordinator and adapters": 183,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_929,
@@ -20,7 +20,7 @@ BOUNDS = {
     "lines of halfway/peers": 363,
     "lines of halfway/simulated": 2_165,
     "lines of halfway/embedded": 1_301,
-    "lines of halfway/client": 8_067,
+    "lines of halfway/client": 8_068,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_251,
     "lines of halfway/schemas": 107,

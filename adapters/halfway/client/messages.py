@@ -177,7 +177,8 @@ def _value(value: object) -> object:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
         data = json.loads(text)
-        _demand_shallow(data)
+        if text.count("[") + text.count("{") > _MAX_DEPTH:
+            _demand_shallow(data)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnserialisableMessageError(
             f"value cannot be serialised as JSON ({error}): give str, bytes, None, or a value that json.dumps accepts,"
