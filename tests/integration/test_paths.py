@@ -11,7 +11,7 @@ from tests.support.brokers.fixtures import Kafka
 from tests.support.structure.figures import ROOT
 
 BOUNDS = {
-    "functions of a prepare": 164,
+    "functions of a prepare": 166,
     "modules of a prepare": 35,
     "definitions of one verb of a prepare": 8,
     "functions of a commit": 181,
