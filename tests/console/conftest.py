@@ -18,6 +18,7 @@ from tests.support.console.browser import WIDE, Conduct, chromium, open_page
 from tests.support.console.shop import Shop
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess
+from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, guarded
 
 HERE = Path(__file__).parent
@@ -29,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
             item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no instance run on in the loop after its test."""
+    monkeypatch.setattr(RestWorld, "leaves", True)
 
 
 class NewPage(Protocol):

@@ -63,6 +63,10 @@ class Requests:
 class RestWorld:
     """A REST interface on a free port, and its client."""
 
+    leaves = False
+    """Whether its instance leaves the cluster at the end, which takes longer than to kill it. On a loop of several
+    tests it must: the tasks of a killed one run on until their loop is closed."""
+
     def __init__(
         self,
         limits: ApiLimits | None = None,
@@ -108,8 +112,10 @@ class RestWorld:
         await self.session.close()
         await self.coordinator.drain()
         await self._server.stop()
-        if not self.memory.is_dead:
-            await self.memory.stop(deadline=asyncio.get_running_loop().time() + 5)
+        if self.leaves and not self.memory.is_dead:
+            await self.memory.stop(deadline=asyncio.get_running_loop().time() + GENEROUS_S)
+        elif not self.memory.is_dead:
+            self.memory.kill()
         self._patch.stop()
         flush_all()  # else a summary is printed within a minute, into the output of another test
 
