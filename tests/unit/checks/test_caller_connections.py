@@ -293,6 +293,29 @@ async def test_only_an_endpoint_with_a_valid_certificate_is_asked_over_https(tmp
         assert (await trusts.call(GROUP, [url], QUESTION)).answered
 
 
+async def test_a_connection_ends_though_its_endpoint_does_not_close_tls(tmp_path: Path) -> None:
+    """TLS would wait 30 s for the endpoint's close, outside all bounds on connections."""
+    authority = Authority(tmp_path, "one")
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(*authority.sign("endpoint", "CN=endpoint", "IP:127.0.0.1"))
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> bytes:
+        """Answer a check, and return what arrives below TLS until the connection ends."""
+        with listener, served.wrap_socket(listener.accept()[0], server_side=True) as encrypted:
+            encrypted.recv(65536)
+            encrypted.sendall(response(b"", status="500 Error"))
+            with socket.socket(fileno=encrypted.detach()) as raw, contextlib.suppress(ConnectionResetError):
+                raw.settimeout(GENEROUS_S)
+                return raw.recv(65536)
+        return b""
+
+    answering = asyncio.create_task(asyncio.to_thread(answer))
+    async with local_caller(ssl_context=authority.trusted()) as caller:
+        await caller.call(GROUP, [f"https://127.0.0.1:{listener.getsockname()[1]}/"], QUESTION)
+        assert await asyncio.wait_for(answering, GENEROUS_S) == b""
+
+
 async def test_an_endpoint_that_sends_only_messages_of_tls_is_cut_off(tmp_path: Path) -> None:
     """OpenSSL takes any number of KeyUpdates and asks nobody: the answer does not come, and the connection ends."""
     authority = Authority(tmp_path, "one")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfway.checks.connections import LOOKUPS_PER_GROUP, DnsResolver
+from halfway.checks.connections import LOOKUPS_PER_GROUP, MAX_ADDRESSES, DnsResolver
 from halfway.coordinator.ports import CheckReply
 from halfway.protocol.transactions import Outcome
 from tests.support.checkback.servers import Endpoint, endpoint, sends
@@ -120,6 +120,28 @@ async def test_a_check_that_found_no_free_thread_says_nothing_about_its_endpoint
             for one in await asyncio.gather(*checks.tasks)
         )
         assert names.asked == ["1.slow", "2.slow"], "what nobody waits for any more takes no thread"
+
+
+async def test_a_name_with_thousands_of_addresses_is_asked_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aiohttp tries all addresses, and after each failure all that are left: thousands for one check otherwise."""
+    found = [
+        (family, socket.SOCK_STREAM, 6, "", (address, 1))
+        for number in range(1000)
+        for family, address in ((socket.AF_INET6, f"::{number + 1:x}"), (socket.AF_INET, f"127.0.{number // 250}.9"))
+    ]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    tried: list[str] = []
+
+    def refuse(self: socket.socket, address: tuple[str, int]) -> None:
+        tried.append(address[0])
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    async with local_caller() as caller:
+        reply = await caller.call(GROUP, ["http://many.test/"], QUESTION)
+    assert not reply.sent
+    assert len(set(tried)) <= 2 * MAX_ADDRESSES
+    assert 0 < len(tried) < 200
 
 
 async def test_checks_of_one_group_share_a_look_up_and_use_its_answer_again(names: NameServers) -> None:

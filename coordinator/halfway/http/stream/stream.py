@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 from aiohttp import WSMsgType, web
 
+from halfway.coordinator.checkback.fetching import LOOK_EVERY_S
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.requests import LeasedCheck
@@ -201,6 +202,7 @@ class Stream:
     async def run(self) -> None:
         """Serve the connection until either side closes it."""
         writing = asyncio.get_running_loop().create_task(self._write())
+        self._spawn(self._watch_right())
         try:
             await self._read()
             if self._close_with is not None or self._closing:
@@ -246,6 +248,17 @@ class Stream:
                 self._break_off(invalid([("", "a binary message: send text")]), BINARY)
             else:
                 return
+
+    async def _watch_right(self) -> None:
+        """Break off once the caller's key is revoked or has expired, though the client sends nothing."""
+        while self._close_with is None:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                self._authority.require(self.principal, Permission.STREAM)
+            except (UnauthenticatedError, ForbiddenError) as error:
+                self._break_off(error, NOT_ALLOWED)
+            except KafkaUnavailableError:
+                pass  # its next frame is refused
 
     @property
     def _full(self) -> bool:

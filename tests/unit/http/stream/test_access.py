@@ -102,6 +102,15 @@ async def test_a_stream_that_only_waits_for_checks_is_closed_as_well(
     assert stream.close_code == 4403
 
 
+async def test_a_stream_that_sends_nothing_is_closed_as_well(both: Guarded, opened: Opens) -> None:
+    """Otherwise it would keep its place from the group's own services."""
+    token = await both.new_key(PrincipalKind.GROUP, "shop")
+    stream = await opened(both.here, authorization(token))
+    assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
+    await asyncio.wait_for(stream.closed.wait(), GENEROUS_S)
+    assert stream.close_code == 4403
+
+
 async def test_one_group_leaves_half_of_the_streams_to_others(
     both: Guarded, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
