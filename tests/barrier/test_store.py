@@ -101,13 +101,13 @@ def born_now(world: RestWorld) -> str:
     return transaction_id(uuid4().hex, world.memory.clock.now_ms())
 
 
-def pass_time(world: RestWorld, seconds: float) -> None:
-    """Let time pass, and halfway forget the outcomes that are older than the horizon."""
+async def pass_time(world: RestWorld, seconds: float) -> None:
+    """Let time pass, and halfway forget the outcomes that are older than the horizon: it knows their tombstones."""
     world.memory.clock.advance(seconds)
     before, shards = world.memory.clock.now_ms() - 900_000, world.coordinator.shards
-    for number in range(2):
-        shard = shards.find(number)
-        assert shard is not None
+    for number, log in enumerate(world.memory.log.shards):
+        shard, end = shards.get(number), log.half.end
+        await until_true(lambda shard=shard, end=end: shard.state.half_tail >= end)  # type: ignore[misc]
         shard.state.forget(before, at_most=None, limit=1_000_000, claimed=shards.claims)
 
 
@@ -187,7 +187,7 @@ async def test_a_prepare_that_had_arrived_is_ended_by_the_sender_only(
         insert(connection, "1")
     await asyncio.to_thread(service.place, NOWHERE, "2", id=own)
     assert service.barrier.settle(own) == "unknown"
-    pass_time(world, later_s)
+    await pass_time(world, later_s)
     assert await service.send(world) == 1
     assert sent(world) == ["1", "2"]
     assert service.barrier.settle(own) == "commit"
@@ -196,7 +196,7 @@ async def test_a_prepare_that_had_arrived_is_ended_by_the_sender_only(
 async def test_an_outage_longer_than_the_horizon_sends_once_under_a_new_id(world: RestWorld, service: Service) -> None:
     """Nobody can have committed the former id. Should its prepare arrive after all, a check says rollback."""
     own = await asyncio.to_thread(service.place, NOWHERE, "1")
-    pass_time(world, PAST_THE_HORIZON_S)
+    await pass_time(world, PAST_THE_HORIZON_S)
     assert await service.send(world) == 1
     assert sent(world) == ["1"]
     assert service.barrier.settle(own) == "rollback"
@@ -220,7 +220,7 @@ async def test_an_outcome_that_nobody_knows_any_more_is_left_to_a_person(
     """It was given to halfway, the process died, and none of the service ran for longer than the horizon."""
     own = await asyncio.to_thread(service.place, NOWHERE, "1")
     service.barrier.in_transaction(service.barrier.store.go_on([], [own]))
-    pass_time(world, PAST_THE_HORIZON_S)
+    await pass_time(world, PAST_THE_HORIZON_S)
     assert await service.send(world) == 0
     (parked,) = service.barrier.parked()
     assert (parked.id, parked.messages[0]["key"]) == (own, "k")
@@ -475,7 +475,7 @@ async def test_a_sender_that_dies_at_any_step_loses_and_doubles_nothing(
                 await StoredSender(dying, dying).send()  # type: ignore[arg-type]
             except DiesError:
                 is_over = False
-        pass_time(world, later_s)
+        await pass_time(world, later_s)
         await service.send(world)
         for one in service.barrier.parked():
             parked += 1

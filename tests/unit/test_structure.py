@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_251,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 76_682,
+    "lines of tests": 76_690,
     "lines of bench": 3_999,
     "bytes of pages": 204_799,
     "settings": 50,
