@@ -338,10 +338,13 @@ def new_settings(**over: Any) -> Settings:
 
 
 class Closer:
-    """`threads.CLOSER` of the process that asks."""
+    """`threads.CLOSER` of the process that asks; the real one for a real thread, left by a test before."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(PROCESS.get().globals["closer"], name)
+        return getattr(PROCESS.get().globals.get("closer", _REAL_CLOSER), name)
+
+
+_REAL_CLOSER: Final = threads.CLOSER
 
 
 @asynccontextmanager

@@ -170,7 +170,7 @@ class CheckProtocol(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         """Take received bytes, up to the bound of one answer."""
         if self._tls is not None:
-            self._tls.content += len(data)
+            self._tls.note(len(data))
         self._received += len(data)
         if self._received > MAX_RECEIVED_BYTES:
             self._refuse()

@@ -19,21 +19,26 @@ from halfway.coordinator.logging import LogSummary
 log = structlog.get_logger(__name__)
 _flooded: Final = LogSummary(log, "info", "tls_without_content")
 
-RECEIVE_BUFFER_BYTES: Final = 64 * 1024
-"""What the system keeps of a TLS connection: all of it is decrypted in one turn of the event loop, in 20 ms at most."""
+FIRST_BUFFER_BYTES: Final = 16 * 1024
+"""What the system keeps of a connection: all of it is decrypted in one turn of the event loop, in 5 ms at most."""
+BUFFER_BYTES: Final = 64 * 1024
+"""The same once content has arrived."""
 LOOK_EVERY_S: Final = 1.0
-_FREE_BYTES: Final = 64 * 1024
+_FREE_BYTES: Final = 16 * 1024
 """What may arrive between two looks without content."""
-_FACTOR: Final = 32
-"""Bytes for each byte of content: a record with one byte of content has 23."""
+_FACTOR: Final = 3
+"""Bytes for each byte of content, which holds for records of 12 bytes and more."""
+_SMALL_FACTOR: Final = 32
+"""The same for a little content: a record with one byte of it has 23."""
+_SMALL_BYTES: Final = 64 * 1024
 _TCP_INFO_BYTES: Final = 136
 _RECEIVED: Final = slice(128, 136)
 """Where Linux's `tcp_info` has `tcpi_bytes_received`, an integer in the machine's order."""
 
 
-def bound_receive_buffer(sock: socket.socket) -> None:
+def bound_receive_buffer(sock: socket.socket, size: int = FIRST_BUFFER_BYTES) -> None:
     """Let the system receive little ahead on a connection that will use TLS."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
 
 class TlsWatch:
@@ -41,13 +46,20 @@ class TlsWatch:
 
     def __init__(self, transport: asyncio.Transport, side: str) -> None:
         """Watch a connection from the end of its handshake on; `side` names the other side in the log."""
-        self.content = 0
-        """Bytes of content that have arrived; the protocol counts them."""
+        self._content = 0
+        """Bytes of content that have arrived."""
         self._transport = transport
         self._side = side
         self._socket: socket.socket = transport.get_extra_info("socket")
         self._seen = self._received(), 0
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+
+    def note(self, size: int) -> None:
+        """Count content that has arrived."""
+        if not self._content:
+            with suppress(OSError):
+                bound_receive_buffer(self._socket, BUFFER_BYTES)
+        self._content += size
 
     def stop(self) -> None:
         """Look no more: the connection is lost."""
@@ -61,8 +73,10 @@ class TlsWatch:
         return 0
 
     def _look(self) -> None:
-        (received, content), self._seen = self._seen, (self._received(), self.content)
-        if self._seen[0] - received > _FREE_BYTES + _FACTOR * (self._seen[1] - content):
+        (received, content), self._seen = self._seen, (self._received(), self._content)
+        content = self._content - content
+        allowed = _FREE_BYTES + _FACTOR * content + min(_SMALL_FACTOR * content, _SMALL_BYTES)
+        if self._seen[0] - received > allowed:
             _flooded.note({"side": self._side})
             self._transport.abort()
         else:

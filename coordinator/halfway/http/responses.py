@@ -67,7 +67,7 @@ class UnsupportedMediaTypeError(HalfwayError):
 
 
 class BadHttpError(HalfwayError):
-    """The request is not legal HTTP/1.1, or its line or headers are longer than 8 KiB."""
+    """The request is not legal HTTP/1.1, its line or a header is longer than 8 KiB, or its head than 32 KiB."""
 
     code = "bad_http"
 

@@ -328,7 +328,7 @@ async def test_an_endpoint_that_sends_only_messages_of_tls_is_cut_off(tmp_path: 
             raw.settimeout(GENEROUS_S)
             secret = shaken_hands(raw, served, tmp_path / "keys", is_server=True)
             with contextlib.suppress(ConnectionError):
-                raw.sendall(key_updates(secret, 4000))
+                raw.sendall(key_updates(secret, 1000))
                 while raw.recv(65536):
                     pass
 

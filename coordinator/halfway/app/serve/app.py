@@ -54,6 +54,8 @@ log = structlog.get_logger(__name__)
 _READY_POLL_S: Final = 0.05
 _PAUSE_WINDOW_S: Final = 10.0
 _PEER_REQUEST_BYTES: Final = 1024 * 1024
+_PEER_CONNECTIONS: Final = 1000
+"""The most connections to a worker's port for instances, of which each has two."""
 _CLOSING_S: Final = 7.0
 """The part of a stop that is reserved for threads and Kafka clients. They need 4 s if Kafka does not answer."""
 
@@ -291,7 +293,7 @@ async def _open_ports(
         pages = HttpServer(health_port(worker.demand_colleague), max_connections=HEALTH_CONNECTIONS)
         stack.push_async_callback(pages.stop)
         await listen(pages, LOOPBACK, 0, "HALFWAY_WORKERS")
-        peers = HttpServer(stage.answer_peer)
+        peers = HttpServer(stage.answer_peer, max_connections=min(_PEER_CONNECTIONS, raise_limit()))
         stack.push_async_callback(peers.stop)
         await listen(peers, settings.host, worker.assignment.port, "HALFWAY_PORT", tls)
         stack.push_async_callback(worker.close)

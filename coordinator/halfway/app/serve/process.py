@@ -21,10 +21,12 @@ import structlog
 from pydantic import SecretBytes, SecretStr
 
 from halfway.app.terminal import complain, printable
+from halfway.coordinator.logging import LogSummary
 from halfway.http.server.server import MAX_CONNECTIONS
 
 log = structlog.get_logger(__name__)
 
+_ignored: Final = LogSummary(log, "warning", "error_ignored")
 _DEATH: Final = "halfway_death"
 """The key in the context of the loop's exception handler that marks the death of a background task."""
 
@@ -46,6 +48,11 @@ def _report(task: asyncio.Task[None]) -> None:
         task.get_loop().call_exception_handler(context)
 
 
+def _note_ignored(ignored: sys.UnraisableHookArgs) -> None:
+    """Log what Python can raise to nobody, without its text: a client may cause it, as by a TLS server name."""
+    _ignored.note({"error": ignored.exc_type.__name__})
+
+
 class Deaths:
     """Watches all threads, and the background tasks of the running loop, from `watch` to `close`."""
 
@@ -54,15 +61,16 @@ class Deaths:
         self._stop = stop
         self._died = False
         self._loop = asyncio.get_running_loop()
-        self._former_hook = threading.excepthook
+        self._former_hooks = threading.excepthook, sys.unraisablehook
 
     def watch(self) -> None:
         """Stop the process after the next death."""
         threading.excepthook = self._thread_died
+        sys.unraisablehook = _note_ignored
         self._loop.set_exception_handler(self._loop_failed)
 
     def close(self) -> None:
-        threading.excepthook = self._former_hook
+        threading.excepthook, sys.unraisablehook = self._former_hooks
         self._loop.set_exception_handler(None)
 
     def demand_none(self) -> None:

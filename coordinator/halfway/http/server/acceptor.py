@@ -16,9 +16,11 @@ from typing import Final, Protocol
 
 import structlog
 
+from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.tls import bound_receive_buffer
 
 log = structlog.get_logger(__name__)
+_not_accepted: Final = LogSummary(log, "warning", "connection_not_accepted")
 
 HANDSHAKE_S: Final = 5.0
 """The time limit of a handshake."""
@@ -156,7 +158,7 @@ class Acceptor:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            log.warning("connection_not_accepted", error=str(error))
+            _not_accepted.note({"error": str(error)})
             self._rest(listener, _ACCEPT_AGAIN_S, None)
             return
         accepted.setblocking(False)

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import structlog
 from aiohttp import web
 from aiohttp.http import WebSocketReader
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from halfway.coordinator.tls import TlsWatch
@@ -108,6 +109,8 @@ _PIECE: Final = 8 * 1024
 """Bytes that are parsed at a time."""
 _MANY_CHUNKS: Final = 64
 """A piece with more chunks takes long: 8 us for each, however small it is."""
+MAX_HEAD_BYTES: Final = 32 * 1024
+"""The largest head of a request: until it is complete nobody knows whose it is, and it counts nowhere."""
 _BAD_REQUEST: Final = 400
 
 
@@ -131,24 +134,40 @@ class _Connection(RequestHandler):
         self._held = b""
         """What has arrived and waits for its turn to be parsed."""
         self._feeding: asyncio.Task[None] | None = None
+        self._head = 0
+        """Bytes of a head that is not complete."""
+        self._body: StreamReader = EMPTY_PAYLOAD
+        """The body behind the last complete head."""
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrives; from a piece with many chunks on, one piece in a turn of the loop for all connections."""
         if self._tls is not None:
-            self._tls.content += len(data)
+            self._tls.note(len(data))
         if self._held and data:
             self._held += data
         elif self._upgraded or len(data) <= _PIECE:
-            super().data_received(data)
+            self._parse(data)
         else:
             for at in range(0, len(data), _PIECE):
                 before = self._chunks
-                super().data_received(data[at : at + _PIECE])
+                self._parse(data[at : at + _PIECE])
                 if self._chunks - before > _MANY_CHUNKS and at + _PIECE < len(data):
                     self._held = data[at + _PIECE :]
                     self._pause_transport_reading()
                     self._feeding = asyncio.get_running_loop().create_task(self._feed())
                     return
+
+    def _parse(self, piece: bytes) -> None:
+        """Parse a piece, and refuse a head that is too long before it is complete."""
+        requests = self._request_count
+        super().data_received(piece)
+        if self._request_count > requests:
+            self._head, self._body = 0, self._messages[-1][1]
+        elif self._body.is_eof() and not self._upgraded:
+            self._head += len(piece)
+            if self._head > MAX_HEAD_BYTES:
+                self._head = 0
+                super().data_received(b"\0")  # no head has it: answered as every request that is not legal
 
     @property
     def _chunks(self) -> int:
@@ -162,7 +181,7 @@ class _Connection(RequestHandler):
         while self._held and self.transport is not None:
             async with self._one_at_a_time:
                 piece, self._held = self._held[:_PIECE], self._held[_PIECE:]
-                super().data_received(piece)
+                self._parse(piece)
                 await asyncio.sleep(0)
         self._held = b""
         if not self._reading_paused and not self._buffer_paused:
@@ -213,10 +232,10 @@ class _Connection(RequestHandler):
             self._server.waiting.pop(self, None)
 
     def give_way(self) -> None:
-        """Close to make room for another connection. With TLS, abort: a normal close waits for the client."""
+        """Close to make room for another connection, at once: a normal close may wait for the client."""
         transport = self.transport
         self.force_close()
-        if transport is not None and transport.get_extra_info("ssl_object") is not None:
+        if transport is not None:
             transport.abort()
 
     async def start(self) -> None:

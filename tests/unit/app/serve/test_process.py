@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from halfway.app.serve import app
 from halfway.app.serve.backend import STOP_S
 from halfway.app.serve.process import (
+    Deaths,
     collect_periodically,
     collect_rarely,
     connections_within,
@@ -267,6 +268,26 @@ def test_a_death_is_logged_and_ends_the_process_with_an_error(
     assert death[field] == {"thread": "halfway-victim", "task": "die"}[field]
     assert "stopped" in [entry["event"] for entry in logs]
     assert threading.excepthook is hook
+
+
+async def test_what_python_can_raise_to_nobody_is_logged_without_its_text() -> None:
+    """A client can cause it, as by a name in a TLS handshake that is not ASCII."""
+
+    class Fails:
+        def __del__(self) -> None:
+            raise LookupError("a client's text")
+
+    former = sys.unraisablehook
+    deaths = Deaths(Mock())
+    deaths.watch()
+    try:
+        with capture_logs() as logs:
+            Fails()
+    finally:
+        deaths.close()
+    assert [(entry["event"], entry["error"]) for entry in logs] == [("error_ignored", "LookupError")]
+    assert "text" not in str(logs)
+    assert sys.unraisablehook is former
 
 
 async def test_a_background_task_that_is_cancelled_has_not_died() -> None:

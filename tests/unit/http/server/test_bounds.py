@@ -377,6 +377,29 @@ async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptu
         await server.stop()
 
 
+async def test_a_head_is_bounded_before_it_is_complete() -> None:
+    """Nobody knows yet whose request it is, and many connections could fill the memory with theirs."""
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=f"<{len(await request.read())}>")
+
+    server = HttpServer(handler)
+    reader, writer = await asyncio.open_connection(HOST, await server.start(HOST, 0))
+    begun = b"POST / HTTP/1.1\r\nHost: h\r\n"
+    fields = [b"X-%d: %s\r\n" % (number, b"v" * 7000) for number in range(6)]
+    try:
+        for _ in range(2):  # a long head and a longer body are allowed, again and again
+            writer.write(begun + b"".join(fields[:3]) + b"Content-Length: 90000\r\n\r\n" + b" " * 90_000)
+            await asyncio.wait_for(reader.readuntil(b"<90000>"), GENEROUS_S)
+        writer.write(begun + b"".join(fields))
+        rest = await asyncio.wait_for(reader.read(), GENEROUS_S)
+        assert rest.split()[1] == b"400"
+        assert b"bad_http" in rest
+    finally:
+        writer.transport.abort()
+        await server.stop()
+
+
 async def test_an_idle_connection_gives_way_however_many_older_ones_are_busy() -> None:
     """Otherwise a stranger's idle connections would shut everybody out, once many streams are open."""
     go_on = asyncio.Event()

@@ -180,7 +180,7 @@ def is_cut_off(port: Port, keys: Path) -> bool:
     raw = socket.create_connection((HOST, port.server.port), timeout=ENOUGH_S)
     secret = shaken_hands(raw, port.context, keys)
     with contextlib.suppress(ConnectionError):
-        raw.sendall(key_updates(secret, 4000))
+        raw.sendall(key_updates(secret, 1000))
     return is_closed(raw)
 
 
