@@ -9,13 +9,13 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_003,
+    "lines of coordinator and adapters": 47_010,
     "files of coordinator and adapters": 183,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_943,
     "lines of halfway/http": 5_893,
     "lines of halfway/app": 5_749,
-    "lines of halfway/kafka": 10_189,
+    "lines of halfway/kafka": 10_196,
     "lines of halfway/checks": 1_156,
     "lines of halfway/peers": 363,
     "lines of halfway/simulated": 2_165,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_251,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 76_737,
+    "lines of tests": 76_754,
     "lines of bench": 3_999,
     "bytes of pages": 204_799,
     "settings": 50,

@@ -106,6 +106,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _MAX_CACHED: Final = 10_000
 """The most names that are cached: a request may contain any name."""
 _REQUEST_S: Final = 2.0
+_LOST_S: Final = _REQUEST_S + 1
+"""A request without an answer for so long gets none: librdkafka drops requests of a client that is dropped."""
 _TRIES: Final = 3
 """How often topics are looked up for one call; each try after one without an answer uses a new connection."""
 _NO_TOPIC: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION})
@@ -146,7 +148,7 @@ class TopicMetadata:
         self._existence: dict[str, _Existence] = {}
         self._facts: dict[str, _Facts] = {}
         self._describing: dict[str, tuple[float, Future[Partitions]]] = {}
-        self._configuring: dict[str, Future[Described]] = {}
+        self._configuring: dict[str, tuple[float, Future[Described]]] = {}
 
     # --- on the loop's thread
 
@@ -345,12 +347,14 @@ class TopicMetadata:
         """Request the configurations of existing topics."""
         answers: dict[str, Future[Described]] = {}
         new: dict[str, Future[Described]] = {}
+        now = time.monotonic()
         with self._lock:
             for name in partition_counts:
                 running = self._configuring.get(name)
-                if running is None:
-                    running = self._configuring[name] = new[name] = Future()
-                answers[name] = running
+                if running is None or now >= running[0] + _LOST_S:
+                    new[name] = Future()
+                    running = self._configuring[name] = now, new[name]
+                answers[name] = running[1]
         if new:
             self._send_configure(partition_counts, new)
         return answers
@@ -377,8 +381,11 @@ class TopicMetadata:
 
     def _complete_facts(self, name: str, answer: Future[Described], result: _Facts | HalfwayError | None) -> None:
         with self._lock:
-            del self._configuring[name]
-            if isinstance(result, _Facts):
+            running = self._configuring.get(name)
+            if running is not None and running[1] is answer:
+                del self._configuring[name]
+            known = self._facts.get(name)
+            if isinstance(result, _Facts) and (known is None or known.requested_at < result.requested_at):
                 _evict(self._facts)
                 self._facts[name] = result
         if isinstance(result, KafkaUnavailableError):

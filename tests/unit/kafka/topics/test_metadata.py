@@ -103,6 +103,23 @@ async def test_settings_that_cannot_be_used_are_an_error_and_are_asked_for_again
     assert (facts.partitions, facts.max_message_bytes, facts.compacted) == (2, 1000, False)
 
 
+async def test_settings_that_are_never_answered_are_asked_for_again(
+    destinations: TopicMetadata, admin: ScriptedAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Librdkafka may forget requests of a client that is dropped: the topic would be refused for ever."""
+    monkeypatch.setattr("halfway.kafka.topics.metadata._LOST_S", 0.0)
+    loop = asyncio.get_running_loop()
+    lost: Future[Any] = Future()
+    with monkeypatch.context() as patched:
+        patched.setattr(admin, "describe_configs", lambda resources, **_: dict.fromkeys(resources, lost))
+        with pytest.raises(KafkaUnavailableError, match="in time"):
+            await destinations.describe(["orders"], deadline=loop.time() + 0.01)
+    found = await destinations.describe(["orders"], deadline=loop.time() + LONG_S)
+    assert found["orders"] is not None
+    lost.set_exception(RuntimeError("scripted"))  # it was late only
+    assert (await destinations.describe(["orders"], deadline=loop.time() + LONG_S)) == found
+
+
 @pytest.mark.parametrize("allowed", [[AclOperation.WRITE, AclOperation.DESCRIBE], [AclOperation.ALL], [], None])
 def test_a_topic_that_may_be_written_is_there(
     destinations: TopicMetadata, admin: ScriptedAdmin, allowed: list[AclOperation] | None
