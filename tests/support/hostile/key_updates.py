@@ -1,9 +1,11 @@
-"""TLS 1.3 KeyUpdate messages, which nobody but OpenSSL sees: Python's ssl cannot send them."""
+"""What happens below TLS: KeyUpdate messages, which Python's ssl cannot send, and the end of a connection."""
 
+import contextlib
 import hashlib
 import hmac
 import socket
 import ssl
+import threading
 from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -60,3 +62,18 @@ def shaken_hands(sock: socket.socket, context: ssl.SSLContext, keys: Path, *, is
     name = f"{'SERVER' if is_server else 'CLIENT'}_TRAFFIC_SECRET_0"
     [secret] = [line.split()[2] for line in keys.read_text().splitlines() if line.startswith(name)]
     return bytes.fromhex(secret)
+
+
+def arriving_below_tls(
+    listener: socket.socket, context: ssl.SSLContext, answer: bytes = b"", asked: threading.Event | None = None
+) -> bytes:
+    """Answer one request as a server that never closes TLS, and return what arrives until the connection ends."""
+    with listener, context.wrap_socket(listener.accept()[0], server_side=True) as encrypted:
+        encrypted.recv(65536)
+        if asked is not None:
+            asked.set()
+        encrypted.sendall(answer)
+        with socket.socket(fileno=encrypted.detach()) as raw, contextlib.suppress(ConnectionResetError):
+            raw.settimeout(60)
+            return raw.recv(65536)
+    return b""

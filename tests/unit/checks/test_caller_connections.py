@@ -20,7 +20,7 @@ from halfway.protocol.records import Message
 from halfway.protocol.transactions import Outcome
 from tests.support.certificates import Authority
 from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
-from tests.support.hostile.key_updates import key_updates, shaken_hands
+from tests.support.hostile.key_updates import arriving_below_tls, key_updates, shaken_hands
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import GENEROUS_S
 from tests.unit.checks.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller
@@ -299,18 +299,8 @@ async def test_a_connection_ends_though_its_endpoint_does_not_close_tls(tmp_path
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(*authority.sign("endpoint", "CN=endpoint", "IP:127.0.0.1"))
     listener = socket.create_server(("127.0.0.1", 0))
-
-    def answer() -> bytes:
-        """Answer a check, and return what arrives below TLS until the connection ends."""
-        with listener, served.wrap_socket(listener.accept()[0], server_side=True) as encrypted:
-            encrypted.recv(65536)
-            encrypted.sendall(response(b"", status="500 Error"))
-            with socket.socket(fileno=encrypted.detach()) as raw, contextlib.suppress(ConnectionResetError):
-                raw.settimeout(GENEROUS_S)
-                return raw.recv(65536)
-        return b""
-
-    answering = asyncio.create_task(asyncio.to_thread(answer))
+    sent = response(b"", status="500 Error")
+    answering = asyncio.create_task(asyncio.to_thread(arriving_below_tls, listener, served, sent))
     async with local_caller(ssl_context=authority.trusted()) as caller:
         await caller.call(GROUP, [f"https://127.0.0.1:{listener.getsockname()[1]}/"], QUESTION)
         assert await asyncio.wait_for(answering, GENEROUS_S) == b""

@@ -1,13 +1,19 @@
 """Connections that die silently, and calls that wait on one when the client is closed."""
 
 import asyncio
+import socket
+import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from halfway.client import ClientClosedError, Halfway, Message
+from tests.support.certificates import Authority
 from tests.support.client.silent import firewall_before
+from tests.support.hostile.key_updates import arriving_below_tls
 from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
@@ -147,3 +153,19 @@ async def test_a_call_that_is_to_be_tried_again_later_ends(silent: Silent) -> No
     silent.answer = BUSY
     async with closing(f"http://127.0.0.1:{silent.port}", show, prepare, connections=1):
         await silent.asked.wait()
+
+
+async def test_a_coordinator_that_hangs_keeps_no_connection_open(tmp_path: Path) -> None:
+    """TLS would wait 30 s for its close: a busy service would soon have no descriptors left."""
+    authority = Authority(tmp_path, "one")
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(*authority.sign("own", "CN=halfway", "IP:127.0.0.1"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+    asked = threading.Event()
+    hanging = asyncio.create_task(asyncio.to_thread(arriving_below_tls, listener, served, b"", asked))
+    async with Halfway(url, "shop", tls=authority.trusted(), prepare_timeout_s=GENEROUS_S) as client:
+        preparing = asyncio.create_task(prepare(client))
+        await until_true(asked.is_set)
+        preparing.cancel()
+        assert await asyncio.wait_for(hanging, GENEROUS_S) == b""

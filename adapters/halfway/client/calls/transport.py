@@ -9,12 +9,14 @@ import ssl
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 
 from halfway.client.errors import NOT_HALFWAY, HalfwayError
 from halfway.client.ids import CoordinatorClock
@@ -125,6 +127,15 @@ _of_parents: Final[list[object]] = []
 """Connections of the parent of a fork. If they were collected, its event loop would no longer watch them."""
 
 
+class _ClosesAtOnce(ResponseHandler):
+    """A connection that closes at once, with TLS too: a coordinator that hangs would keep it open for 30 s more."""
+
+    def close(self) -> None:
+        if self.transport is not None and self.transport.get_extra_info("ssl_object") is not None:
+            self.transport.abort()
+        super().close()
+
+
 class Transport:
     """Sends requests to the first coordinator that answers, and continues with it."""
 
@@ -167,8 +178,11 @@ class Transport:
         self._pool = _Connections(self._session(self._connections))
 
     def _session(self, limit: int, **options: Any) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=limit, ssl=True if self._tls is None else self._tls)
+        made = partial(_ClosesAtOnce, loop=asyncio.get_running_loop())
+        connector._factory = cast("partial[ResponseHandler]", made)  # noqa: SLF001 - no public way
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=limit, ssl=True if self._tls is None else self._tls),
+            connector=connector,
             headers=self._key.headers() if self._key is not None else {},
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -44,6 +44,8 @@ _WAIT_S: Final = 30.0
 """How long one request for checks waits for the first."""
 _PAUSE_S: Final = 0.05
 """The pause before checks are fetched again if there were none."""
+_CLOSE_S: Final = 2.0
+"""How long a client may take to answer a close frame, or to read what comes before the one that breaks it off."""
 _FULL_PAUSE_S: Final = 0.5
 """The same if none may be sent, as clients do not read what they were sent."""
 
@@ -164,6 +166,7 @@ class Stream:
         self.arriving = ArrivingPayload()
         self.unread_bytes = 0
         """What has arrived of messages that are not read yet."""
+        self._request = call.request
         self._cause = cause_of(call.request.headers)
         self._coordinator = call.site.coordinator
         self._authority = call.site.coordinator.authority
@@ -366,6 +369,13 @@ class Stream:
             self._say(ServerFrame(problem=document))
             self._close_with = code
             self._room.set()
+            self._spawn(self._abort_later())
+
+    async def _abort_later(self) -> None:
+        """End the connection if the client does not read what comes before the close."""
+        await asyncio.sleep(_CLOSE_S)
+        if (transport := self._request.transport) is not None:
+            transport.abort()
 
     async def _write(self) -> None:
         try:
@@ -403,10 +413,6 @@ class Stream:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-_CLOSE_S: Final = 2.0
-"""How long a client may take to answer a close frame."""
 
 
 class Streams:

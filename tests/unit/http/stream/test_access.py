@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock
 
 import aiohttp
 import pytest
@@ -11,7 +12,7 @@ from halfway.protocol.errors import KafkaUnavailableError
 from halfway.protocol.principal import PrincipalKind
 from tests.support.rest.client import SHOP
 from tests.support.rest.guarded import Guarded, guarded, own_id
-from tests.support.waiting import GENEROUS_S
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.http.stream.conftest import Opens
 
 MESSAGE = {"topic": "orders", "value": "v"}
@@ -109,6 +110,19 @@ async def test_a_stream_that_sends_nothing_is_closed_as_well(both: Guarded, open
     assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
     await asyncio.wait_for(stream.closed.wait(), GENEROUS_S)
     assert stream.close_code == 4403
+
+
+async def test_a_stream_whose_client_does_not_read_is_closed_as_well(
+    both: Guarded, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sent before would keep the close waiting."""
+    token = await both.new_key(PrincipalKind.GROUP, "shop")
+    stream = await opened(both.here, authorization(token))
+    [served] = both.here.api.streams
+    monkeypatch.setattr(served.socket, "send_frame", AsyncMock(side_effect=asyncio.Event().wait))
+    assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
+    await asyncio.wait_for(stream.closed.wait(), GENEROUS_S)
+    await until_true(lambda: not len(both.here.api.streams))
 
 
 async def test_one_group_leaves_half_of_the_streams_to_others(
