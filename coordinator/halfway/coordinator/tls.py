@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 _flooded: Final = LogSummary(log, "info", "tls_without_content")
 
 FIRST_BUFFER_BYTES: Final = 16 * 1024
-"""What the system keeps of a connection: all of it is decrypted in one turn of the event loop, in 5 ms at most."""
+"""What is asked of the system to keep of a connection: all is decrypted in one turn of the event loop, in some 7 ms."""
 BUFFER_BYTES: Final = 64 * 1024
 """The same once content has arrived."""
 LOOK_EVERY_S: Final = 1.0
