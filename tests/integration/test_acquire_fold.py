@@ -15,6 +15,7 @@ from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import initialised
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.records.codec import KIND_HALF, KIND_OP, KIND_OWNER, encode_op, record_headers
+from halfway.protocol.outcomes import EndCounts
 from halfway.protocol.transactions import State
 from tests.support.contract.backend import prepare
 from tests.support.domain.states import state_of
@@ -50,6 +51,20 @@ async def test_the_fold_starts_at_the_cursors_but_reads_outcomes_back_to_the_hor
         assert state_of(state, before) is None
         assert state_of(state, after) is State.PREPARED
         assert state_of(state, ended) is State.COMMITTED
+
+
+async def test_only_the_ends_behind_those_that_were_counted_are_added(config: KafkaConfig) -> None:
+    """The former owner has counted what is before a position of op; its owner record, and barriers, are no ends."""
+    first, second = (in_shard(0, name) for name in ("first", "second"))
+    async with running(config) as instance:
+        at = [await instance.write(commit_of(0, half(name), offset)) for offset, name in enumerate((first, second))]
+    position = at[1].op
+    assert position is not None
+    known = EndCounts(position=position, since=1, committed={"check": 5}, rolled_back={"policy": 2})
+    for ends, committed in ((known, {"check": 5, "producer": 1}), (None, {"producer": 2})):
+        stored = GivenCursors({0: Cursors(half=0, op=0, ends=ends)})
+        [acquired] = await asyncio.to_thread(acquire, config, f"from {ends}", [0], cursors=stored)
+        assert acquired.state.ends.committed == committed
 
 
 async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_too(config: KafkaConfig) -> None:

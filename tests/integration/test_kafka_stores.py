@@ -24,6 +24,7 @@ from halfway.kafka.topics import metadata
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.protocol.errors import ForbiddenError, KafkaUnavailableError
+from halfway.protocol.outcomes import EndCounts
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Group
 from tests.support.brokers.fixtures import Kafka
@@ -223,17 +224,18 @@ async def test_groups_that_cannot_be_read_are_unavailable_by_the_deadline() -> N
 
 
 async def test_cursors_come_back_as_committed_and_shards_without_any_are_left_out(config: KafkaConfig) -> None:
-    """Also by another instance; the newest of many concurrent ones is kept."""
+    """Also by another instance, with the ends that they count; the newest of many concurrent ones is kept."""
+    ends = EndCounts(position=40, since=1_000, committed={"producer": 7, "check": 1}, rolled_back={"policy": 2})
     async with running_cursors(config) as cursors:
         assert await asyncio.to_thread(cursors.load, [0, 1, 2]) == {}
         await asyncio.gather(
             *(cursors.commit({0: Cursors(half=number, op=2 * number)}) for number in range(20)),
             cursors.commit({2: Cursors(half=0, op=0)}),
         )
-        await cursors.commit({0: Cursors(half=19, op=38)})
+        await cursors.commit({0: Cursors(half=19, op=38, ends=ends)})
     async with running_cursors(config) as another:
         assert await asyncio.to_thread(another.load, [0, 1, 2]) == {
-            0: Cursors(half=19, op=38),
+            0: Cursors(half=19, op=38, ends=ends),
             2: Cursors(half=0, op=0),
         }
 

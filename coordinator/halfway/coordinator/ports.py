@@ -14,6 +14,7 @@ import msgspec
 
 from halfway.coordinator.records import PeerCall, Quarantined
 from halfway.protocol.keys import Key, KeyTable
+from halfway.protocol.outcomes import EndCounts
 from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import AuditEvent, Foreign, Group, Half, Message, Op, Parked
 from halfway.protocol.shard import ShardState
@@ -169,6 +170,8 @@ class Cursors(msgspec.Struct, frozen=True, kw_only=True):
 
     half: int
     op: int
+    ends: EndCounts | None = None
+    """The ends that were counted up to a position of op that is not before `op`; None if none are stored."""
 
 
 class CursorStore(Protocol):

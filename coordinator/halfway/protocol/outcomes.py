@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from halfway.protocol.entries import Ended, MessageIndex
+from halfway.protocol.records import OpKind
 from halfway.protocol.transactions import Cause, State
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _NONE: Final = -1
 _GONE: Final = -2
 _CAUSES: Final = tuple(Cause)
 _COMMITTED, _ROLLED_BACK = State.COMMITTED, State.ROLLED_BACK  # to read an attribute of an enum's class takes long
+_COMMIT: Final = OpKind.COMMITTED
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -60,6 +62,32 @@ class _Packed(msgspec.Struct, array_like=True, gc=False):
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(_Packed)
+
+
+class EndCounts(msgspec.Struct, kw_only=True):
+    """How many transactions of a shard have ever ended, by cause: those whose op markers are before `position`.
+
+    The owner stores them with its cursors, and the next one adds what it finds in op from there on: so they are exact
+    whenever an owner dies.
+    """
+
+    position: int = 0
+    since: int | None = None
+    """The time of the first that was counted, in ms since the epoch."""
+    committed: dict[str, int] = {}
+    rolled_back: dict[str, int] = {}
+
+    def add(self, op: Op) -> None:
+        """Count an outcome."""
+        counts = self.committed if op.kind is _COMMIT else self.rolled_back
+        counts[op.cause] = counts.get(op.cause, 0) + 1
+        if self.since is None:
+            self.since = op.at
+
+    def at(self, position: int) -> EndCounts:
+        """Return a copy of the counts, for a position."""
+        committed, rolled_back = self.committed.copy(), self.rolled_back.copy()
+        return EndCounts(position=position, since=self.since, committed=committed, rolled_back=rolled_back)
 
 
 class Outcomes:

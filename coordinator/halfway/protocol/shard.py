@@ -17,7 +17,7 @@ import msgspec
 
 from halfway.protocol.entries import Ended, Entry, IndexedHeap, OffsetOrder, OpTotals, ParkedEntry, Pending
 from halfway.protocol.ids import AHEAD_MS, BORN_AFTER_END_MS, ID, birth_of
-from halfway.protocol.outcomes import Outcomes
+from halfway.protocol.outcomes import EndCounts, Outcomes
 from halfway.protocol.records import FOREIGN, NO_BARRIER, Foreign, Half, MessageDigest, Op, Origin, Parked
 
 
@@ -31,6 +31,10 @@ class ShardState:
         self._halves: dict[str, Pending] = {}
         self._parked: dict[str, ParkedEntry] = {}
         self._ended = Outcomes()
+        self.ends = EndCounts()
+        """All ends. Its position is that of the former owner: what is before it was counted there."""
+        self.late_ends: list[tuple[int, Op]] = []
+        """Op markers, with their offsets, that were applied after later ones, until they are taken."""
         self._op_totals: dict[str, OpTotals] = {}
         self._strays: dict[str, int] = {}
         self._left: dict[str, int] = {}
@@ -266,6 +270,10 @@ class ShardState:
                 self._halves[op.id].commit_verdict = True
             return
         if op.kind.final:
+            if offset >= self.ends.position:
+                self.ends.add(op)
+            if offset + 1 < self.op_tail:
+                self.late_ends.append((offset, op))
             self._end(op)
             return
         half = self._halves.get(op.id)

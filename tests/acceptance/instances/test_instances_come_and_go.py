@@ -1,5 +1,6 @@
 """Instances die, join and are upgraded while callers continue."""
 
+import asyncio
 import json
 import shutil
 from collections import Counter
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from halfway import schemas
+from halfway.protocol.records import OpKind, rfc3339
 from tests.support.brokers.fixtures import Kafka
+from tests.support.coordinator.callers import Callers
 from tests.support.coordinator.fleet import SHARDS, Fleet, RoundRobin, id_in, settled, shares
 from tests.support.coordinator.process import READY_WITHIN_S
 from tests.support.coordinator.rest_client import QUIET, Connect, message
-from tests.support.coordinator.topics import Cluster
+from tests.support.coordinator.topics import Cluster, InternalTopics
 from tests.support.waiting import GENEROUS_S, eventually, until_true
 
 
@@ -51,6 +54,33 @@ async def test_without_the_credential_nothing_is_forwarded_and_the_log_says_so(
         )
     finally:
         fleet.close()
+
+
+async def test_every_end_is_counted_once_whoever_dies(
+    fleet: Fleet, connect: Connect, cluster: Cluster, topic: str, group: str
+) -> None:
+    """By kill -9 under load, again and again: shards move to and fro, and all that ever ended is counted in Kafka."""
+    fleet.settings["HALFWAY_OUTCOME_HORIZON_S"] = "3"  # so the counts of a while ago are stored, not of acquisitions
+    fleet.start(2)
+    rest, dying = connect(fleet.members[0]), fleet.members[1]
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    async with Callers(rest, group, [topic], callers=12) as callers:
+        for _ in range(2):
+            await callers.committed(100)
+            dying.kill()
+            await eventually(lambda: shares([rest]), lambda found: found == [set(range(SHARDS))])
+            await callers.committed(100)
+            dying.launch()
+            await asyncio.to_thread(dying.wait_until_ready)
+            await settled([rest, connect(dying)])
+        await callers.finish()
+    ops = [op for op in await InternalTopics(cluster, fleet.prefix).ops() if op.kind.final]
+    ended = {kind: dict(Counter(op.cause.value for op in ops if op.kind is kind)) for kind in {op.kind for op in ops}}
+    shown = (await rest.call("GET", "/statistics")).expect(200)
+    assert shown["complete"]
+    assert shown["totals"]["committed"] == ended[OpKind.COMMITTED]
+    assert shown["totals"]["rolled_back"] == ended[OpKind.ROLLED_BACK]
+    assert shown["totals"]["counted_since"] == rfc3339(min(op.at for op in ops))
 
 
 # --- a rolling upgrade

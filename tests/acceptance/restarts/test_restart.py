@@ -42,6 +42,9 @@ async def test_restarts_under_load_lose_nothing_and_do_nothing_twice(
     assert {one["id"]: one["state"] for one in shown} == wanted | dict.fromkeys(pending, "prepared")
     ops = await InternalTopics(cluster, coordinator.prefix).ops()
     assert Counter((op.id, op.kind.value.lower()) for op in ops if op.kind.final) == Counter(wanted.items())
+    ever = (await rest.call("GET", "/statistics")).expect(200)["totals"]
+    assert ever["committed"] == {"producer": len(history.committed)}
+    assert ever["rolled_back"] == {"producer": len(history.rolled_back)}
 
 
 async def test_what_was_pending_parked_and_registered_is_so_after_a_crash(

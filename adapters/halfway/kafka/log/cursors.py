@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
+import msgspec
 import structlog
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
@@ -20,6 +21,7 @@ from halfway.coordinator.ports import Cursors, Observer
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.seam import Consumer
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
+from halfway.protocol.outcomes import EndCounts
 
 log = structlog.get_logger(__name__)
 
@@ -151,6 +153,7 @@ class KafkaCursors:
             for entry in (
                 TopicPartition(self._config.half_topic, shard, cursor.half, _metadata(cursor.half)),
                 TopicPartition(self._config.op_topic, shard, cursor.op, _metadata(cursor.op)),
+                *self._entries_of(shard, cursor.ends),
             )
         ]
         # A synchronous commit would block until librdkafka finds the group's coordinator.
@@ -164,6 +167,13 @@ class KafkaCursors:
         if self._failure is not None:
             raise KafkaException(self._failure)
 
+    def _entries_of(self, shard: int, ends: EndCounts | None) -> list[TopicPartition]:
+        """Return the entry that stores ends: at parked, which has no cursor, and which earlier releases do not read."""
+        if ends is None:
+            return []
+        metadata = msgspec.json.encode(ends).decode()
+        return [TopicPartition(self._config.parked_topic, shard, ends.position, metadata)]
+
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         """Handle the answer to a commit; answers arrive in the order of the commits."""
         self._in_flight -= 1
@@ -172,8 +182,8 @@ class KafkaCursors:
     def _load(self, consumer: Consumer, shards: Sequence[int]) -> dict[int, Cursors]:
         for shard in shards:
             self._confirmed.pop(shard, None)  # another instance may have committed since
-        half, op = self._config.half_topic, self._config.op_topic
-        partitions = [TopicPartition(topic, shard) for shard in shards for topic in (half, op)]
+        half, op, parked = self._config.half_topic, self._config.op_topic, self._config.parked_topic
+        partitions = [TopicPartition(topic, shard) for shard in shards for topic in (half, op, parked)]
         committed = {(entry.topic, entry.partition): entry for entry in self._request_committed(consumer, partitions)}
         cursors: dict[int, Cursors] = {}
         for shard in shards:
@@ -186,7 +196,7 @@ class KafkaCursors:
                 log.warning("cursors_skipped", shard=shard, half=at_half, op=at_op, reason="not committed by halfway")
                 self._observer.skipped_record(self._config.cursors_group, "foreign_cursor")
                 continue
-            cursors[shard] = Cursors(half=at_half, op=at_op)
+            cursors[shard] = Cursors(half=at_half, op=at_op, ends=_ends(committed[parked, shard]))
         return cursors
 
     def _request_committed(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -209,6 +219,15 @@ class KafkaCursors:
 def _metadata(offset: int) -> str:
     """Return the metadata of a cursor, which distinguishes our cursors from offsets that another tool has set."""
     return f"halfway {offset}"
+
+
+def _ends(entry: TopicPartition) -> EndCounts | None:
+    """Return the ends that an entry stores, None if it stores none: an earlier release, or another tool, wrote it."""
+    try:
+        ends = msgspec.json.decode(entry.metadata or "", type=EndCounts)
+    except msgspec.DecodeError:
+        return None
+    return ends if ends.position == entry.offset else None
 
 
 def _without_errors(offsets: list[TopicPartition] | None) -> list[TopicPartition]:

@@ -50,6 +50,7 @@ from halfway.kafka.records.lane_records import (
 )
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.ids import BORN_AFTER_END_MS
+from halfway.protocol.outcomes import EndCounts
 from halfway.protocol.records import FOREIGN, Barrier, Half, Owner
 from halfway.protocol.shard import ShardState
 
@@ -246,7 +247,7 @@ class Acquisition:
         state.acquired_at = time.time_ns() // 1_000_000
         handle = self._fold_into(state)
         horizon = state.acquired_at - round(config.outcome_horizon_s * 1000)
-        starts, state.op_recent = self._start_offsets(reader, barriers, horizon - BORN_AFTER_END_MS)
+        starts, state.op_recent, state.ends = self._start_offsets(reader, barriers, horizon - BORN_AFTER_END_MS)
         state.op_start = max(0, starts[config.op_topic])
         # If a release before used the id of a parked transaction again, the fold must know first that the earlier use
         # has ended.
@@ -277,8 +278,10 @@ class Acquisition:
                 )
             self._acquisition_deadline.check_wanted("folding")
 
-    def _start_offsets(self, reader: Reader, barriers: Mapping[str, int], since: int) -> tuple[dict[str, int], int]:
-        """Return where to start, and where the horizon begins in op: at the time `since`.
+    def _start_offsets(
+        self, reader: Reader, barriers: Mapping[str, int], since: int
+    ) -> tuple[dict[str, int], int, EndCounts]:
+        """Return where to start, where the horizon begins in op (at the time `since`), and the ends that were counted.
 
         half starts at its cursor, op at the lower of cursor and horizon, parked at the beginning.
         """
@@ -286,15 +289,16 @@ class Acquisition:
         cursor = self.cursors.load([shard]).get(shard)
         op = config.op_topic, shard
         horizon = reader.first_since({op: since}, _REQUEST_S)[op]
-        starts = dict.fromkeys(self._folded_topics, OFFSET_BEGINNING)
+        starts, ends = dict.fromkeys(self._folded_topics, OFFSET_BEGINNING), EndCounts()
         # From a cursor past the end nothing would be read.
         if cursor is not None and cursor.half <= barriers[config.half_topic] and cursor.op <= barriers[config.op_topic]:
             starts[config.half_topic] = cursor.half
             starts[config.op_topic] = min(cursor.op, horizon)
+            ends = cursor.ends or ends
         elif cursor is not None:
             log.warning("cursors_skipped", shard=shard, half=cursor.half, op=cursor.op, reason="beyond the end")
             self.skipped(config.cursors_group, "beyond_end")
-        return starts, horizon
+        return starts, horizon, ends
 
     def _demand_no_newer(self, message: Message, error: UndecodableError) -> None:
         try:

@@ -335,7 +335,7 @@ _TABLES = {
 @click.option("--json", "as_json", is_flag=True, help="Print the answer once, as JSON.")
 @with_remote
 def top(remote: Remote, *, interval: float, once: bool, as_json: bool) -> None:
-    """Show counts, totals since the start, groups, shards and failures, again and again."""
+    """Show counts, all ends, totals since the start, groups, shards and failures, again and again."""
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPE_COLUMNS  # do not cut lines that go to a pipe

@@ -133,7 +133,8 @@ class Scan:
     async def _commit_cursors(self, shard: Shard) -> None:
         """Step 6: commit the cursors. The store skips cursors that have not moved."""
         op = min(shard.state.op_cursor, shard.outcomes.start(asyncio.get_running_loop().time()))
-        await self._cursors.commit({shard.number: Cursors(half=shard.state.half_cursor, op=op)})
+        cursors = Cursors(half=shard.state.half_cursor, op=op, ends=shard.outcomes.ends)
+        await self._cursors.commit({shard.number: cursors})
 
     def _carry_out(self, shard: Shard, transaction_id: str, write: Write) -> None:
         """Start a write for a transaction, unless one is already in progress."""

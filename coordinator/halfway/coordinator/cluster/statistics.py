@@ -7,7 +7,7 @@ rates, from the difference of two totals.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 from zlib import crc32
@@ -227,6 +227,9 @@ def _counts(instances: Sequence[InstanceFigures]) -> Counts:
         remembered=sum(shard.remembered for shard in shards),
         oldest_pending_s=max((shard.oldest_pending_s for shard in shards), default=0.0),
         resolving=sum(instance.resolving for instance in instances),
+        committed=sum((Counter(shard.committed) for shard in shards), Counter()),
+        rolled_back=sum((Counter(shard.rolled_back) for shard in shards), Counter()),
+        counted_since=min((shard.counted_since for shard in shards if shard.counted_since is not None), default=None),
     )
 
 

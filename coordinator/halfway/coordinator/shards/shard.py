@@ -20,8 +20,10 @@ import structlog
 
 from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Tombstone, Written
 from halfway.coordinator.records import ShardFigures
+from halfway.coordinator.requests import moment
 from halfway.protocol.entries import Agenda, Ended, ParkedEntry, Pending
 from halfway.protocol.errors import KafkaUnavailableError, NotServedError
+from halfway.protocol.outcomes import EndCounts
 from halfway.protocol.records import Group, Half
 from halfway.protocol.shard import ShardState
 
@@ -143,6 +145,9 @@ def figures_of(shard: Shard, now: int) -> ShardFigures:
         op_lag=state.op_tail - state.op_cursor,
         due=pending,
         strays=len(state.strays()),
+        committed=state.ends.committed,
+        rolled_back=state.ends.rolled_back,
+        counted_since=moment(state.ends.since),
     )
 
 
@@ -260,6 +265,8 @@ _SAMPLES: Final = 60
 class OutcomeWindow:
     """The position that op[s] had one outcome horizon ago. It goes by the monotonic clock, while the shard is served.
 
+    And the ends that were counted up to there, or to the acquisition: no marker before it can come any more.
+
     A recovery that reads from there knows each outcome that this owner remembered last, however long the outage
     lasted: a late half of it may be in the log already, and would be taken for a new transaction.
     """
@@ -269,21 +276,32 @@ class OutcomeWindow:
         self._state = state
         self._horizon_s = horizon_s
         self._start = state.op_start
-        self._samples: deque[tuple[float, int]] = deque(maxlen=2 * _SAMPLES)
-        """Times on the monotonic clock, and how far op[s] was known then."""
+        self.ends = state.ends.at(state.op_tail)
+        """Those of an acquisition are complete: nobody else can write before its barrier."""
+        self._samples: deque[tuple[float, EndCounts]] = deque(maxlen=2 * _SAMPLES)
+        """Times on the monotonic clock, with how far op[s] was known then, and the ends up to there."""
 
     @property
     def recent(self) -> int | None:
         """The position of one horizon ago, or an earlier one; None before the first scan."""
-        return self._samples[0][1] if self._samples else None
+        return self._samples[0][1].position if self._samples else None
 
     def start(self, now: float) -> int:
         """Return the offset. It stays while there are strays, whose outcomes must be known until they are corrected."""
-        if not self._samples:
-            self._samples.append((now - self._horizon_s, self._state.op_recent))
-        if now >= self._samples[-1][0] + self._horizon_s / _SAMPLES:
-            self._samples.append((now, self._state.op_tail))
-        if not self._state.has_strays:
-            while len(self._samples) > 1 and self._samples[0][0] <= now - self._horizon_s:
-                self._start = max(self._start, self._samples.popleft()[1])
+        state, samples = self._state, self._samples
+        if not samples:
+            samples.append((now - self._horizon_s, EndCounts(position=state.op_recent)))
+        late, state.late_ends = state.late_ends, []
+        for offset, op in late:
+            for _, sample in samples:
+                if offset < sample.position:
+                    sample.add(op)
+        if now >= samples[-1][0] + self._horizon_s / _SAMPLES:
+            samples.append((now, state.ends.at(state.op_tail)))
+        if not state.has_strays:
+            while len(samples) > 1 and samples[0][0] <= now - self._horizon_s:
+                sample = samples.popleft()[1]
+                self._start = max(self._start, sample.position)
+                if sample.position > self.ends.position:
+                    self.ends = sample
         return self._start

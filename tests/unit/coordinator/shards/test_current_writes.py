@@ -4,6 +4,8 @@ from collections import Counter
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halfway.coordinator.access import OpenAccess
 from halfway.coordinator.changes import Change, Record
@@ -13,6 +15,7 @@ from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards.shard import OutcomeWindow, Shard
 from halfway.coordinator.shards.shard_table import SLICE_IDS, SLICE_S, ShardRotation, ShardTable
 from halfway.protocol.entries import Pending
+from halfway.protocol.outcomes import EndCounts
 from halfway.protocol.records import FOREIGN, Half, Message, OpKind, fingerprint
 from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import Cause, State
@@ -173,6 +176,29 @@ def test_it_never_goes_back() -> None:
     found, state = window(start=50, recent=20)
     state.op_tail = 60
     assert found.start(0.0) == 50
+
+
+@given(offsets=st.permutations(range(1, 9)))
+def test_every_end_is_counted_once_whenever_an_owner_dies(offsets: list[int]) -> None:
+    """Also if Kafka transactions are answered in another order than that of their markers, within a horizon."""
+    markers = [op(OpKind.COMMITTED, f"{ID}{number}") for number in range(9)]
+    state = ShardState(0)
+    state.apply_op(0, markers[0])
+    found, now, stored = OutcomeWindow(state, HORIZON_S), 0.0, [EndCounts()]
+    for offset in [*offsets, *[None] * 20]:
+        for _ in range(7):
+            now += 1
+            assert found.start(now) <= found.ends.position, "the next owner reads all that it has to add"
+            stored.append(found.ends.at(found.ends.position))
+        if offset is not None:
+            state.apply_op(offset, markers[offset])
+    assert stored[-1].position == len(markers)
+    for ends in stored:
+        following = ShardState(0)
+        following.ends = ends
+        for offset, marker in enumerate(markers):
+            following.apply_op(offset, marker)
+        assert (following.ends.committed, following.ends.since) == ({"producer": len(markers)}, markers[0].at)
 
 
 class Time:

@@ -39,8 +39,8 @@ export function Overview() {
     </div>
     <${Attention} data=${data} onResume=${(group, parked) => setActing({ group, parked })} />
     <div class="columns ${stale}">
-      <${Panel} title="Ends"><${Chart} title="Ends per second" ring=${ring} series=${ENDS} /><${Totals} caption="Ends by outcome" label="Outcome" rows=${[["commit", "commits"], ["rollback", "rollbacks"]]} empty="No transaction has ended since the instances started." />${totals.remembered > 0 ? html`<p class="hint">Ended before a restart or since, and remembered: ${count(totals.remembered)}</p>` : null}<//>
-      <${Panel} title="Checks"><${Chart} title="Answers per second" ring=${ring} series=${CHECKS} /><${Totals} caption="Checks by verdict" label="Verdict" rows=${["commit", "rollback", "unknown", "none"].map((verdict) => [verdict, `checks_${verdict}`])} empty="No check has been sent since the instances started." /><//>
+      <${Panel} title="Ends"><${Chart} title="Ends per second" ring=${ring} series=${ENDS} /><${Ends} /><//>
+      <${Panel} title="Checks"><${Chart} title="Answers per second" ring=${ring} series=${CHECKS} /><${Checks} /><//>
     </div>
     <div class="columns ${stale}">
       <${Panel} title="Groups" side=${html`<a href=${to("groups")}>All groups</a>`}><${BusiestGroups} groups=${data.groups} leftOut=${data.groups_left_out} /><//>
@@ -109,11 +109,36 @@ function evidence(broken) {
   return html`<span class="evidence">${first.host}: ${answerText(first)}, <${Age} at=${first.at} /> ago</span>`;
 }
 
-// `rows`: [[word, name of the total]]
-function Totals({ caption, label, rows, empty }) {
-  const { data, rates } = useLive();
-  return html`<${Table} caption=${caption} columns=${[{ label }, { label: "Per second", kind: "number" }, { label: "Since the start", kind: "number" }]}
-    rows=${rows.filter(([, name]) => data.counted[name] > 0).map(([word, name]) => ({ id: name, cells: [html`<${Badge} of=${word}>${word === "none" ? "no verdict" : word}<//>`, rate(rates[name]), count(data.counted[name])] }))}
+// Those that ever ended; for a group, whose statistics lack them, those since the start.
+function Ends() {
+  const { totals, counted } = useLive().data;
+  const rows = (commits, rollbacks) => [["commit", "commits", commits], ["rollback", "rollbacks", rollbacks]];
+  if (callerKind() === "group") {
+    return html`<${Totals} caption="Ends by outcome" label="Outcome" rows=${rows(counted.commits, counted.rollbacks)} empty="No transaction has ended since the instances started." />`;
+  }
+  return html`<${Totals} caption="Ends by outcome" label="Outcome" ever="Ever" rows=${rows(sum(totals.committed), sum(totals.rolled_back))} empty="No transaction has ended yet." />${
+    totals.counted_since ? html`<p class="hint">Through every restart, since ${clock(totals.counted_since)}: ${causes("committed", totals.committed)}${causes("rolled back", totals.rolled_back)}</p>` : null}`;
+}
+
+function sum(byCause) {
+  return Object.values(byCause).reduce((left, right) => left + right, 0);
+}
+
+function causes(word, byCause) {
+  return Object.entries(byCause).sort().map(([cause, number], index) => html`${index === 0 ? `${word} by ` : ", "}<span class="nowrap">${cause} ${count(number)}</span>`).concat(sum(byCause) ? ". " : "");
+}
+
+function Checks() {
+  const { counted } = useLive().data;
+  const rows = ["commit", "rollback", "unknown", "none"].map((verdict) => [verdict, `checks_${verdict}`, counted[`checks_${verdict}`]]);
+  return html`<${Totals} caption="Checks by verdict" label="Verdict" rows=${rows} empty="No check has been sent since the instances started." />`;
+}
+
+// `rows`: [[word, name of the rate, total]]
+function Totals({ caption, label, ever = "Since the start", rows, empty }) {
+  const { rates } = useLive();
+  return html`<${Table} caption=${caption} columns=${[{ label }, { label: "Per second", kind: "number" }, { label: ever, kind: "number" }]}
+    rows=${rows.filter(([, , total]) => total > 0).map(([word, name, total]) => ({ id: name, cells: [html`<${Badge} of=${word}>${word === "none" ? "no verdict" : word}<//>`, rate(rates[name]), count(total)] }))}
     empty=${html`<p class="hint">${empty}</p>`} />`;
 }
 
