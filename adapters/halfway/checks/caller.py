@@ -221,11 +221,8 @@ def read_verdict(body: bytes, nonce: str) -> Verdict:
     """Return the verdict in a body.
 
     The body is one JSON object in UTF-8 with exactly one `outcome`. Other fields are ignored, so that a service can
-    send more to its own tools; a remark that is not a string is ignored too.
-
-    Raises:
-        NotAVerdictError: the body is anything else, or echoes another nonce.
-
+    send more to its own tools; a remark that is not a string is ignored too. Raises NotAVerdictError: the body is
+    anything else, or echoes another nonce.
     """
     try:
         answer = _DECODER.decode(body.decode("utf-8"))

@@ -180,9 +180,7 @@ class Transactions:
     def initialise(self, name: str, timeout_ms: int) -> tuple[int, int]:
         """Fence the former users of an id, and return its producer id and next epoch.
 
-        Raises:
-            RefusedError: CONCURRENT_TRANSACTIONS, until what they left open has its markers.
-
+        Raises RefusedError: CONCURRENT_TRANSACTIONS, until what they left open has its markers.
         """
         known = self._ids.get(name)
         if known is None or known.epoch >= _MAX_EPOCH:

@@ -366,9 +366,7 @@ def load(
 ) -> Settings:
     """Return the settings: the environment overrides a TOML file, and `over` overrides both.
 
-    Raises:
-        ConfigurationError: it names each wrong or unknown setting, with its value and a remedy.
-
+    Raises ConfigurationError: it names each wrong or unknown setting, with its value and a remedy.
     """
     environment = os.environ if environment is None else environment
     if file is None and (path := environment.get("HALFWAY_CONFIG_FILE")):

@@ -137,7 +137,6 @@ class KeyedAccess:
         Raises:
             UnauthenticatedError: neither is valid here.
             KafkaUnavailableError: this instance may have missed revocations.
-
         """
         del wanted  # every permission needs a key
         key = self._bound_key(certificate) if token is None else self._key(token)
@@ -209,7 +208,6 @@ class KeyedAccess:
             ForbiddenError: it may not.
             UnauthenticatedError: its key was revoked or has expired in the meantime, or it has no key.
             KafkaUnavailableError: this instance may have missed revocations.
-
         """
         if principal.kind is PrincipalKind.PEER:
             return
@@ -320,7 +318,6 @@ class Keys:
             TooManyKeysError: its principal already has two of this kind.
             InvalidRequestError: the certificate is already bound.
             OverloadedError: there are already as many keys as allowed.
-
         """
         self._authority.require(principal, Permission.MANAGE_KEYS)
         await self._store.refresh(deadline=deadline)
@@ -346,7 +343,6 @@ class Keys:
             UnknownKeyError: there is no such key.
             TooManyKeysError: its principal already has another key, which must be revoked first.
             InvalidRequestError: it is a certificate's binding, which needs no rotation, or halfway did not write it.
-
         """
         self._authority.require(principal, Permission.MANAGE_KEYS)
         before = await self._find(key_id, deadline)

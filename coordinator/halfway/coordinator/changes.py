@@ -185,7 +185,6 @@ def write_of(change: Change, entry: Entry, half: Half | None, *, at: int, now: i
     Raises:
         OvertakenError: the policy no longer decides it.
         NotWrittenError: it has to be decided again.
-
     """
     shard, action, deadline = change.shard, change.action, change.begin_by
     if isinstance(action, Record):

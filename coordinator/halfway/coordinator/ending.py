@@ -200,9 +200,7 @@ class Ending(Path[Change]):
     ) -> Change:
         """Park a transaction or roll it back for the policy.
 
-        Raises:
-            OvertakenError: the policy no longer decides so at the time of the write.
-
+        Raises OvertakenError: the policy no longer decides so at the time of the write.
         """
         return self._begin(transaction_id, action, Cause.POLICY, deadline, remark=reason, still_wanted=still_decided)
 

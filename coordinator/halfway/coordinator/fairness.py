@@ -126,7 +126,6 @@ class Places:
         Raises:
             TimeoutError: no place was free in time.
             HalfwayError: the reason for which the places were closed.
-
         """
         if self._closed is not None:
             raise self._closed()

@@ -115,9 +115,7 @@ class HalfLog(Protocol):
     async def read_half(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Half:
         """Read the half record at an offset, after verifying its key.
 
-        Raises:
-            KafkaUnavailableError: it could not be read in time, or the offset does not hold that id.
-
+        Raises KafkaUnavailableError: it could not be read in time, or the offset does not hold that id.
         """
 
     async def read_parked(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Parked:
@@ -155,7 +153,6 @@ class History(Protocol):
     Raises:
         OverloadedError: too many histories are being read.
         KafkaUnavailableError: they could not be read in time.
-
     """
 
     async def ops(self, shard: int, transaction_id: str, *, starts: Sequence[int], deadline: float) -> OpsRead:
@@ -195,19 +192,13 @@ class GroupStore(Protocol):
 
         `decide` gets the current group, None if there is none. No instance changes any group between the decision and
         its record. `decide` may be called several times. If it returns the group unchanged, nothing is written; its
-        errors are raised.
-
-        Raises:
-            KafkaUnavailableError: past the deadline; the change may have been written.
-
+        errors are raised. Raises KafkaUnavailableError: past the deadline; the change may have been written.
         """
 
     async def refresh(self, *, deadline: float) -> None:
         """Return when this instance has read everything that was written before this call.
 
-        Raises:
-            KafkaUnavailableError: it was not read in time.
-
+        Raises KafkaUnavailableError: it was not read in time.
         """
 
 
@@ -248,7 +239,6 @@ class Topics(Protocol):
         Raises:
             KafkaUnavailableError: the broker did not answer in time.
             NotAuthorisedError: the broker does not let halfway see a topic.
-
         """
 
 
@@ -277,7 +267,6 @@ class Peers(Protocol):
             PeerLostError: there was no answer: the call may have been done.
             OverloadedError: too many calls wait for other instances; nothing was done.
             HalfwayError: any other error that the owner answers with.
-
         """
 
 
@@ -375,9 +364,7 @@ class Authority(Protocol):
     ) -> Principal:
         """Return the owner of a key, or of a certificate with one of these names; `wanted` is the permission to use.
 
-        Raises:
-            UnauthenticatedError: neither is valid here.
-
+        Raises UnauthenticatedError: neither is valid here.
         """
 
     def require(self, principal: Principal, permission: Permission, group: str | None = None) -> None:
@@ -386,7 +373,6 @@ class Authority(Protocol):
         Raises:
             ForbiddenError: it may not.
             UnauthenticatedError: its key was revoked or has expired in the meantime.
-
         """
 
     def may(self, principal: Principal, permission: Permission, group: str | None = None) -> bool:

@@ -125,7 +125,6 @@ class Preparer(Path[Preparation]):
             UnknownGroupError, ForbiddenError, PreparesRejectedError, TopicNotAllowedError, UnknownTopicError,
             InvalidRequestError, MessageTooLargeError, OverloadedError, NotServedError: nothing was stored.
             UnauthenticatedError, GroupLimitedError: the caller may not make it now.
-
         """
         preparation = Preparation(
             path=self,

@@ -564,7 +564,6 @@ def decode_result(call: PeerCall, frame: AnswerFrame) -> Any:
     Raises:
         HalfwayError: the error that the other instance answered with.
         ValueError: this release cannot read the result.
-
     """
     if frame.error is not None:
         raise _decode_error(frame.error)

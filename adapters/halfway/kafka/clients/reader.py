@@ -152,9 +152,7 @@ class Reader:
     def read(self, timeout: float, handle: Handle) -> None:
         """Handle the records of the next `timeout` seconds; `heard` names their partitions.
 
-        Raises:
-            KafkaException: Kafka refuses to let a partition be read; its arguments are the error and the partition.
-
+        Raises KafkaException: Kafka refuses to let a partition be read; its arguments are the error and the partition.
         """
         self.heard = set()
         # `consume` waits for a whole batch: wait for one message, then take those that have arrived already.
@@ -281,9 +279,7 @@ class PartitionEnds:
     async def end(self, partition: int, *, deadline: float) -> int:
         """Return the end offset of a partition, read after this call.
 
-        Raises:
-            KafkaUnavailableError: Kafka did not answer in time.
-
+        Raises KafkaUnavailableError: Kafka did not answer in time.
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(partition, []).append(future)
@@ -373,9 +369,7 @@ def request_offsets(
 def offset_of(answer: ListOffsetsResultInfo) -> int:
     """Return the offset in an answer.
 
-    Raises:
-        KafkaException: librdkafka has no offset and no error, in an election: request again.
-
+    Raises KafkaException: librdkafka has no offset and no error, in an election: request again.
     """
     if answer.offset < 0:
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "Kafka has not returned an offset"))
@@ -385,9 +379,7 @@ def offset_of(answer: ListOffsetsResultInfo) -> int:
 def ends(admin: Admin, places: Collection[Place], check: Callable[[], None]) -> dict[Place, int]:
     """Return the real ends of partitions; blocks until Kafka answers or `check` raises.
 
-    Raises:
-        KafkaException: Kafka refuses.
-
+    Raises KafkaException: Kafka refuses.
     """
     while True:
         futures = request_offsets(admin, places, _REQUEST_S)

@@ -400,7 +400,6 @@ def verify_transactional_ids(config: KafkaConfig, deadline: float, cancelled: Ca
     Raises:
         ConfigurationError: an ACL is missing; the error names the resource and the command that adds the ACL.
         KafkaUnavailableError: Kafka did not initialise the id in time, or the call was cancelled.
-
     """
     name = f"{config.prefix}verify.{secrets.token_hex(_ID_BYTES)}"
     try:

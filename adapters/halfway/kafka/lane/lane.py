@@ -103,10 +103,8 @@ class LaneThread(OwnedThread):
         4. the tombstone (or record) to half[s] and to parked[s];
         5. commit, and only then answer the callers.
 
-        Raises:
-            ProducerFailedError: at any step, for any reason. The incarnation ends, and the fold shows the outcome of
-                the batch. Neither producer is used again.
-
+        Raises ProducerFailedError: at any step, for any reason. The incarnation ends, and the fold shows the outcome of
+        the batch. Neither producer is used again.
         """
         refused: list[LaneAnswer] = []
         producer = self._producers[self._turn]

@@ -299,9 +299,8 @@ class LaneTransaction:
     def answer(self, context: LaneContext) -> None:
         """Step 5, once it is committed: answer the callers, on the loop's thread.
 
-        Raises:
-            ProducerFailedError: a report is missing or has no offset; the Kafka transaction is committed nevertheless.
-
+        Raises ProducerFailedError: a report is missing or has no offset; the Kafka transaction is committed
+        nevertheless.
         """
         answers = list(zip([encoded.write for encoded in self._writes], self._written(), strict=True))
         size = sum([write.size for write, _ in answers])
@@ -331,9 +330,7 @@ def write_transaction(
 ) -> LaneTransaction:
     """Carry out the steps of docs/protocol.md#end-the-lane up to the commit; return the transaction that now stands.
 
-    Raises:
-        ProducerFailedError: at any step: whether it stands is not known, and the producer must not be used again.
-
+    Raises ProducerFailedError: at any step: whether it stands is not known, and the producer must not be used again.
     """
     transaction = LaneTransaction(producer, config, writes)
     try:

@@ -166,9 +166,7 @@ class CompactedTable(Follower, Generic[T]):
     async def start(self, *, deadline: float) -> None:
         """Start to follow the topic, and return once it is read to its end; the topic must exist.
 
-        Raises:
-            KafkaUnavailableError: the topic could not be read in time; call `stop`.
-
+        Raises KafkaUnavailableError: the topic could not be read in time; call `stop`.
         """
         self._confirmed = Instant.now()
         self._start()

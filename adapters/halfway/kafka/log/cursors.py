@@ -113,7 +113,6 @@ class KafkaCursors:
         Raises:
             KafkaUnavailableError: Kafka did not answer in time.
             ConfigurationError: halfway may not use the consumer group.
-
         """
         return self._submit(lambda consumer: self._load(consumer, shards)).result()
 

@@ -241,9 +241,7 @@ class RecordReader:
     ) -> T:
         """Return the decoded value of the record at an offset whose key is `key`.
 
-        Raises:
-            KafkaUnavailableError: the record could not be read in time, or the record at the offset has another key.
-
+        Raises KafkaUnavailableError: the record could not be read in time, or the record at the offset has another key.
         """
         if self._loop is None:
             raise KafkaUnavailableError("halfway is not running")

@@ -77,11 +77,8 @@ class ExclusiveWriter:
     async def fence_others(self, *, deadline: float) -> None:
         """Fence all other instances, unless this one was the last to do so as far as it knows.
 
-        After that, every transaction that any instance had begun is committed or aborted.
-
-        Raises:
-            FencedError: Kafka did not answer in time, or another instance fenced this one in the meantime.
-
+        After that, every transaction that any instance had begun is committed or aborted. Raises FencedError: Kafka did
+        not answer in time, or another instance fenced this one in the meantime.
         """
         await self._run(partial(self._fence, _monotonic(deadline)))
 
@@ -91,7 +88,6 @@ class ExclusiveWriter:
         Raises:
             FencedError: another instance fenced this one, or the write failed; `fence_others` settles its outcome.
             MessageTooLargeError: a record is too large for the topic.
-
         """
         return await self._run(partial(self._write, records, _monotonic(deadline)))
 
@@ -465,9 +461,7 @@ class KafkaAuditTrail:
 def read_events(config: KafkaConfig, *, since_ms: int) -> Iterator[AuditEvent]:
     """Yield the events from a time up to now, each once.
 
-    Raises:
-        KafkaUnavailableError: the topic is missing, or could not be read.
-
+    Raises KafkaUnavailableError: the topic is missing, or could not be read.
     """
     place = (config.topic("audit"), 0)
     seen: set[str] = set()

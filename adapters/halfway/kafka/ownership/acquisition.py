@@ -125,9 +125,7 @@ class Acquisition:
         5. half, op and parked are folded from their cursors under read_committed up to these barriers.
         6. The caller serves what is returned.
 
-        Raises:
-            AcquireError: at any step; nothing is served then.
-
+        Raises AcquireError: at any step; nothing is served then.
         """
         started = time.monotonic()
         producer: TransactionalProducer | None = None

@@ -227,9 +227,7 @@ class FormerOwners:
     def fence_all(self, shards: Sequence[int]) -> dict[int, LastClaim]:
         """Return the last claims once no other incarnation can write for these shards.
 
-        Raises:
-            FormerOwnerUnknownError: that is uncertain.
-
+        Raises FormerOwnerUnknownError: that is uncertain.
         """
         config = self.config
         admin = config.make_admin()

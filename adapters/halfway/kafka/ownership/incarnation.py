@@ -49,9 +49,7 @@ def lane_producers(
 ) -> list[TransactionalProducer]:
     """Initialise the producers of a new incarnation's lane ids, which happens only once. Blocks.
 
-    Raises:
-        ProducerFailedError: Kafka did not answer in time, or refused, or the call was cancelled.
-
+    Raises ProducerFailedError: Kafka did not answer in time, or refused, or the call was cancelled.
     """
     ids = lane_ids(config.prefix, incarnation_id)
     producers = initialised(config, ids, time.monotonic() + INITIALISE_S, cancelled, of_a_lane=True)

@@ -66,9 +66,7 @@ class Registry:
     def decode(self, data: bytes | None) -> dict[str, Any]:
         """Return the fields of a record in any version.
 
-        Raises:
-            UndecodableError: no value, another format, an unknown schema, a damaged body.
-
+        Raises UndecodableError: no value, another format, an unknown schema, a damaged body.
         """
         if data is None:
             raise UndecodableError(f"no value where a {self.name} record was expected")

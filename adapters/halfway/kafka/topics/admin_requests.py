@@ -127,10 +127,7 @@ class AdminRequests:
 
         This requests metadata, not a description of the cluster: librdkafka aborts the process if a description names
         no broker, as it does while the controller has fenced the only one. The topic is one that Kafka itself creates.
-
-        Raises:
-            KafkaUnavailableError: there was no live broker by the deadline, or Kafka did not answer.
-
+        Raises KafkaUnavailableError: there was no live broker by the deadline, or Kafka did not answer.
         """
         while True:
             self.check()

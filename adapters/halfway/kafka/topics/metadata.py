@@ -169,7 +169,6 @@ class TopicMetadata:
         Raises:
             KafkaUnavailableError: the broker did not answer in time.
             NotAuthorisedError: the broker does not let halfway see a topic, or write to it.
-
         """
         by_name: dict[str, TopicFacts | None] = {}
         now = time.monotonic()
@@ -227,7 +226,6 @@ class TopicMetadata:
         Raises:
             KafkaUnavailableError: the broker did not answer in time.
             NotAuthorisedError: the broker does not let halfway see a topic, or write to it.
-
         """
         until = time.monotonic() + timeout
         writable_by_name: dict[str, WritablePartitions | None] = dict.fromkeys(names)

@@ -106,7 +106,6 @@ class ShardCountRecord:
         Raises:
             ConfigurationError: there is a record, and it cannot be decoded.
             KafkaUnavailableError: owners could not be read to its end in time.
-
         """
         place = (self._config.owners_topic, LAYOUT_PARTITION)
         layout: Layout | None = None
@@ -129,9 +128,7 @@ class ShardCountRecord:
     def write(self, overwritten: Layout | None = None) -> None:
         """Write the record from the current settings, or write the `overwritten` record again.
 
-        Raises:
-            KafkaUnavailableError: Kafka did not confirm it in time.
-
+        Raises KafkaUnavailableError: Kafka did not confirm it in time.
         """
         failures: list[KafkaError | None] = []
         producer = self._config.make_producer(**{"message.timeout.ms": round(self._left() * 1000)})
@@ -219,16 +216,13 @@ class InternalTopics:
         Raises:
             ConfigurationError: credentials, a missing ACL, an old broker, another shard count, or all unsafe settings.
             KafkaUnavailableError: no broker answered in time; try again.
-
         """
         await self._call(lambda session: session.ensure(), timeout_s)
 
     async def watch(self, *, timeout_s: float = 10.0) -> list[Problem]:
         """Verify the topics without creating any, and return what has become unsafe; for use while running.
 
-        Raises:
-            ConfigurationError, KafkaUnavailableError: as for `ensure`; the topics could not be described.
-
+        Raises ConfigurationError, KafkaUnavailableError: as for `ensure`; the topics could not be described.
         """
         return await self._call(lambda session: session.watch(), timeout_s)
 

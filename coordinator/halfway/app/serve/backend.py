@@ -146,9 +146,7 @@ def check_authorities(settings: Settings) -> ssl.SSLContext | None:
 def authorities(setting: str, file: Path | None) -> ssl.SSLContext | None:
     """Return a TLS context that trusts the authorities in a file, None for the system's authorities.
 
-    Raises:
-        ConfigurationError: the file has no certificate in PEM format.
-
+    Raises ConfigurationError: the file has no certificate in PEM format.
     """
     try:
         return None if file is None else ssl.create_default_context(cafile=file)
@@ -282,9 +280,7 @@ class Backend:
 async def wait_for_topics(topics: InternalTopics, bootstrap: str) -> None:
     """Create or verify the internal topics. Wait for Kafka as long as it cannot be reached.
 
-    Raises:
-        ConfigurationError: a topic is unsafe.
-
+    Raises ConfigurationError: a topic is unsafe.
     """
     while True:
         ensure_task = asyncio.ensure_future(topics.ensure())
@@ -306,9 +302,7 @@ async def wait_for_topics(topics: InternalTopics, bootstrap: str) -> None:
 async def running_backend(settings: Settings, config: KafkaConfig, observer: Observer) -> AsyncIterator[Backend]:
     """Run everything below the REST layer. At the end, finish the work in flight and release the shards.
 
-    Raises:
-        ConfigurationError: a topic is unsafe, the credentials are wrong, or an ACL is missing.
-
+    Raises ConfigurationError: a topic is unsafe, the credentials are wrong, or an ACL is missing.
     """
     clock = SystemClock()
     observer = Activity.around(observer, clock)

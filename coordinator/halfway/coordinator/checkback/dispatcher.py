@@ -300,7 +300,6 @@ class CheckDispatcher:
         Raises:
             AlreadyEndedError, NotPendingError: the transaction is in another state.
             InvalidRequestError: the operator allows none of the group's endpoints.
-
         """
         shard, entry = await self._lookup.locate(
             transaction_id, Permission.CHECK, principal=principal, deadline=deadline

@@ -69,11 +69,8 @@ class FetchedChecks:
         """Hand out up to `at_most` due checks of a group in pull mode; wait up to `wait_s` for the first.
 
         A check that is handed out counts as sent, and is not handed out again before its lease ends. No check is handed
-        out after `is_connected` has returned False. If `counts` is False, it counts only when `settle` says so.
-
-        Raises:
-            HalfwayError: the group does not fetch checks, or the caller may not fetch them, or may no longer.
-
+        out after `is_connected` has returned False. If `counts` is False, it counts only when `settle` says so. Raises
+        HalfwayError: the group does not fetch checks, or the caller may not fetch them, or may no longer.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s

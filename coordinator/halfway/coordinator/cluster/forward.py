@@ -104,7 +104,6 @@ class Forwarder:
             OutcomeUnknownError, EndUnconfirmedError: there was no answer, and the call may have been done.
             ShardUnavailableError: the call was not done, or it is one that changes nothing.
             HalfwayError: any other error that the owner answers with.
-
         """
         if self._peers is None:
             raise ShardUnavailableError("this instance forwards nothing: set HALFWAY_PEER_CREDENTIAL on every instance")
@@ -137,9 +136,7 @@ class Forwarder:
     def parts(self) -> tuple[list[int], dict[OwnerHint, list[int]]]:
         """Return the shards served here, and the other shards by owner.
 
-        Raises:
-            ShardUnavailableError: a shard has no owner now.
-
+        Raises ShardUnavailableError: a shard has no owner now.
         """
         here: list[int] = []
         elsewhere: dict[OwnerHint, list[int]] = {}
@@ -396,7 +393,6 @@ class PeerHandler:
         Raises:
             ShardUnavailableError: its shard is not served here; nothing was done.
             HalfwayError: any error that the same call of a client raises.
-
         """
         try:
             return await self._answer(call, deadline, principal)

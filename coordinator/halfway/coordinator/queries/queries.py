@@ -131,7 +131,6 @@ class Lookup:
             ForbiddenError: the caller may do this to no transaction. It does not reveal whether this one exists.
             UnknownTransactionError, OutcomeExpiredError: it is certainly not pending. Neither means "rolled back".
             ShardUnavailableError: its shard is not served here now.
-
         """
         self._authority.require(principal, permission)
         shard = self._shards.of(transaction_id)
@@ -150,7 +149,6 @@ class Lookup:
         Raises:
             KafkaUnavailableError: it did not in time.
             ShardUnavailableError: the shard is not served here now.
-
         """
         end = await self._half_log.half_end(number, deadline=deadline)
         await self._shards.get(number).wait_for_tail(end, deadline=deadline)
@@ -430,7 +428,6 @@ class Histories:
         Raises:
             OverloadedError: too many histories are being read.
             KafkaUnavailableError: op could not be read in time.
-
         """
         if principal.group is None:
             return await self._read(transaction_id, known, deadline, None)

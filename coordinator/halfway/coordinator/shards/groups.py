@@ -137,7 +137,6 @@ class Groups:
                 endpoint that the operator does not allow; a new group without topics.
             ForbiddenError: the caller may not change this group, or not its topics or limits.
             OverloadedError: the group is new, and there are already as many groups as allowed.
-
         """
         self._authority.require(principal, Permission.PUT_GROUP, spec.name)
         views: list[GroupView] = []

@@ -254,7 +254,6 @@ class Admission:
         Raises:
             OverloadedError: no place was free in time, or too many prepares wait.
             ShuttingDownError: no more places are given.
-
         """
         if self.take(1):
             return

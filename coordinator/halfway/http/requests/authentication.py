@@ -45,7 +45,6 @@ def caller_of(request: web.BaseRequest, permission: Permission, authority: Autho
     Raises:
         UnauthenticatedError: the caller shows no key, or one that is not valid.
         ForbiddenError: no caller of this kind has the permission, or a browser sends the request for another site.
-
     """
     if permission is Permission.DESCRIBE:
         return ANYBODY

@@ -44,9 +44,7 @@ _MAX_DEPTH: Final = 1024
 async def demand_few_members(body: bytes) -> None:
     """Refuse a body with more than `MAX_MEMBERS` fields and items. Other requests can run during the count.
 
-    Raises:
-        InvalidRequestError: the body has more.
-
+    Raises InvalidRequestError: the body has more.
     """
     if body.count(b",") <= MAX_MEMBERS:
         return
@@ -84,9 +82,7 @@ _STRING = msgspec.json.Decoder(str)
 def to_bytes(data: Data) -> bytes | None:
     """Return the bytes of a key or a value, None for null.
 
-    Raises:
-        ValueError: the data does not fit its type, or is not UTF-8.
-
+    Raises ValueError: the data does not fit its type, or is not UTF-8.
     """
     if data is None:
         return None
@@ -280,7 +276,6 @@ def demand_single(body: bytes, *, within: bool) -> None:
     Raises:
         InvalidRequestError: it names the first one.
         RecursionError: the body is nested too deep.
-
     """
     if sum(map(body.count, (b",", b"{", b"["))) > MAX_COMPARED_WEIGHT:  # an estimate: it counts those in strings, too
         return
@@ -342,7 +337,6 @@ class Validation:
         Raises:
             EmptyBodyError, MalformedJsonError: the body is not JSON.
             InvalidRequestError: it names the first wrong field.
-
         """
         try:
             request = _decoder(model).decode(body)

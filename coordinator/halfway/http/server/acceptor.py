@@ -208,7 +208,6 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
     Raises:
         OSError: the machine has none of the addresses, or one is taken or not permitted.
         ValueError: the text is not a legal host name.
-
     """
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

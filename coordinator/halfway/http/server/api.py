@@ -80,9 +80,7 @@ class Routes:
     def find(self, method: str, path: str) -> tuple[Operation, str]:
         """Return the operation and the parameter in its path, still quoted, or "" if it has none.
 
-        Raises:
-            UnknownPathError, MethodNotAllowedError: there is no such operation.
-
+        Raises UnknownPathError, MethodNotAllowedError: there is no such operation.
         """
         methods, parameter = self._paths.get(path), ""
         if methods is None:

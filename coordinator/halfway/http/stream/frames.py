@@ -68,7 +68,6 @@ class FrameReader:
         Raises:
             MalformedJsonError: the frame is not one JSON document.
             InvalidRequestError: it is not a frame, or an operation has no number.
-
         """
 
         def converted(frame: models.WholeStreamFrame) -> FrameOperations:

@@ -66,9 +66,7 @@ class Subscription:
     async def want(self, most: int) -> None:
         """Have at most so many checks with the client from now on.
 
-        Raises:
-            HalfwayError: the group has no checks to fetch, or the caller may not fetch them; nothing is changed.
-
+        Raises HalfwayError: the group has no checks to fetch, or the caller may not fetch them; nothing is changed.
         """
         await self._leased(0, wait_s=0)
         self._most = most
