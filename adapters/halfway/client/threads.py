@@ -24,7 +24,6 @@ async def call_async(function: Callable[P, T | Awaitable[T]], *args: P.args, **k
 
 
 def is_async(function: object) -> bool:
-    """Return whether this is a coroutine function."""
     try:
         return inspect.iscoroutinefunction(function)
     except TypeError:  # of `Mock(spec=function)`, which says that it is a function and has no code

@@ -74,7 +74,6 @@ class OpenAccess:
             self._keyed.require(principal, permission, group)
 
     def may(self, principal: Principal, permission: Permission, group: str | None = None) -> bool:
-        """Return whether `require` would allow this."""
         if self._keyed is None:
             return permission is not Permission.MANAGE_KEYS
         return permission not in ALWAYS_KEYED or self._keyed.may(principal, permission, group)

@@ -429,7 +429,6 @@ class Ending(Path[Change]):
                 self._finish(change, error)
 
     def _note_refusal(self, change: Change, error: Exception) -> None:
-        """Note why a write is refused."""
         if not isinstance(error, HalfwayError) or isinstance(error, LaneLostError | NotWrittenError | OvertakenError):
             return
         if change.entry is not None:

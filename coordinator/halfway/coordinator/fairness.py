@@ -98,7 +98,6 @@ class Places:
     """Places for work, given to the callers in turn."""
 
     def __init__(self, places: int) -> None:
-        """Take how many there are."""
         self._places = places
         self._waiting = _Queues()
         self.taken = 0
@@ -106,7 +105,6 @@ class Places:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place."""
         return len(self._waiting)
 
     def waiting_of(self, caller: str | None) -> int:

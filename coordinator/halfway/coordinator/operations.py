@@ -263,7 +263,6 @@ class Deadlines(Generic[T]):
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the items."""
         return (item for watched in self._watched.values() for item in watched)
 
     def watch(self, item: T, tick: int) -> None:

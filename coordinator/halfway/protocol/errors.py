@@ -51,7 +51,6 @@ class UnknownGroupError(HalfwayError):
     code = "unknown_group"
 
     def __init__(self, group: str) -> None:
-        """Name the group and how to register it."""
         super().__init__(f"group {group!r} is not registered: PATCH /v1/groups/{group} first", group=group)
 
 

@@ -80,7 +80,6 @@ class IdMaker:
     """
 
     def __init__(self, shards: int) -> None:
-        """Take the number of shards."""
         self._shards = shards
         self._ms = -1
         self._head = ""

@@ -78,7 +78,6 @@ class EndCounts(msgspec.Struct, kw_only=True):
     rolled_back: dict[str, int] = {}
 
     def add(self, op: Op) -> None:
-        """Count an outcome."""
         counts = self.committed if op.kind is _COMMIT else self.rolled_back
         counts[op.cause] = counts.get(op.cause, 0) + 1
         if self.since is None:
@@ -115,7 +114,6 @@ class Outcomes:
         yield from young
 
     def get(self, transaction_id: str) -> Ended | None:
-        """Return an outcome, None if the id has none."""
         if (young := self._young.get(transaction_id)) is not None:
             return young
         found = self._find(transaction_id)

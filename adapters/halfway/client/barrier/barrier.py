@@ -56,7 +56,6 @@ class UncommittedConnectionError(HalfwayError, TypeError):
     """The connection factory returns connections that do not commit when their context exits: use one that commits."""
 
     def __init__(self) -> None:
-        """Build the message."""
         super().__init__(
             "the connection factory returns connections that do not commit when their context exits: use `engine.begin`"
             " of SQLAlchemy (not `engine.connect`), `lambda: psycopg.connect(...)`, or a context manager that commits"

@@ -110,7 +110,6 @@ class StoredMessage(Message):
     document: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document."""
         return self.document
 
 

@@ -135,7 +135,6 @@ class GroupCalls:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the client."""
         await self.close()
 
     async def close(self) -> None:

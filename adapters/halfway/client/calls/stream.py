@@ -98,7 +98,6 @@ class Stream:
                 raise
 
     def accepts(self, call: Call) -> bool:
-        """Return whether a call is small enough."""
         return len(call.body) <= _MAX_CALL_BYTES and len(call.body) + _ENVELOPE_BYTES < self._max_bytes
 
     def wake(self) -> None:

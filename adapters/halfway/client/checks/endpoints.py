@@ -132,7 +132,6 @@ class AsgiChecks(_AsyncEndpoint):
         receive: Callable[[], Awaitable[_Event]],
         send: Callable[[_Event], Awaitable[None]],
     ) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             raise ValueError(f"{scope['type']} is not HTTP: mount AsgiChecks at its own route")
         status, answer = await self._receive(scope, receive)
@@ -271,7 +270,6 @@ class WsgiChecks(Endpoint[DecideSync]):
     """A WSGI application: `DispatcherMiddleware(app, {"/check": WsgiChecks(barrier.decide)})` of Werkzeug mounts it."""
 
     def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
-        """Answer one request."""
         headers = ((name[5:].replace("_", "-"), value) for name, value in environ.items() if name.startswith("HTTP_"))
         status, answer = answer_request(
             environ["REQUEST_METHOD"], _reader(environ), self._decide, headers=headers, verifier=self._verifier

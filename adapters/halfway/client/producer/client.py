@@ -282,6 +282,5 @@ def _services(client: GroupCalls, check_urls: Sequence[str], decide: Decide | No
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log the error of a task if it failed."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a background task of the client failed", exc_info=error)

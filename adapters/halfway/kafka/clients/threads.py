@@ -27,7 +27,6 @@ class OwnedThread:
         self._thread = threading.Thread(target=run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def join(self, timeout: float) -> bool:

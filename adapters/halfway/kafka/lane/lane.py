@@ -216,11 +216,9 @@ class KafkaLane:
         return self.quarantine.shown(time.monotonic(), time.time(), most)
 
     def listen(self, answered: Callable[[LaneAnswers], None]) -> None:
-        """Pass all answers to `answered`, on the loop's thread."""
         self._answered = answered
 
     def answer(self, answers: LaneAnswers) -> None:
-        """Answer writes, on the loop's thread."""
         self._answered(answers)
 
     def submit(self, writes: Sequence[LaneWrite]) -> None:

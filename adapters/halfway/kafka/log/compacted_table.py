@@ -80,7 +80,6 @@ class Follower(ABC):
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread."""
         self._stopping.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _JOIN_S)
@@ -315,11 +314,9 @@ class KafkaOwners(Follower):
         self._hints: dict[int, OwnerHint] = {}
 
     async def start(self) -> None:
-        """Start reading."""
         self._start()
 
     def find(self, shard: int) -> OwnerHint | None:
-        """Return the owner of a shard; None if none is known or if it is this instance."""
         return self._hints.get(shard)
 
     def _handle(self, place: Place, message: Message) -> None:

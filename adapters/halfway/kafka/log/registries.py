@@ -97,7 +97,6 @@ class ExclusiveWriter:
             self._thread.submit(self._abandon)
 
     async def stop(self) -> None:
-        """End the producer."""
         self._stopping.set()
         self.give_up()
         await asyncio.to_thread(self._thread.shutdown)
@@ -220,11 +219,9 @@ class KafkaGroups(CompactedTable[Group]):
         """The changes of a group run one after the other, so that a busy group does not delay the others."""
 
     def get(self, name: str) -> Group | None:
-        """Return a group by its name."""
         return self._groups.get(name)
 
     def all(self) -> Sequence[Group]:
-        """Return every group, by name."""
         return [self._groups[name] for name in sorted(self._groups)]
 
     async def stop(self) -> None:
@@ -332,7 +329,6 @@ class KafkaKeys(CompactedTable[Key]):
         return self._table
 
     async def start(self, *, deadline: float) -> None:
-        """Start the writer, then the table."""
         self._writer.start()
         await super().start(deadline=deadline)
 

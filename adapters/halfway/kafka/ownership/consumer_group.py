@@ -83,7 +83,6 @@ class GroupMember(OwnedThread):
 
     @property
     def heartbeat_s(self) -> float:
-        """The heartbeat interval in seconds."""
         return min(_HEARTBEAT_S, self._config.session_timeout_s / _LEAST_HEARTBEATS)
 
     def join_group(self) -> None:

@@ -79,7 +79,6 @@ class AcquireError(Exception):
     def __init__(
         self, step: str, detail: str, *, remedy: str | None = None, fenced: bool = False, outdated: bool = False
     ) -> None:
-        """Keep the step and what happened there."""
         super().__init__(f"{step}: {detail}")
         self.remedy = remedy
         self.fenced = fenced
@@ -191,7 +190,6 @@ class FormerOwnerUnknownError(Exception):
     """The log does not name the last owner of these shards: serving them would not be safe."""
 
     def __init__(self, detail: str, remedy: str) -> None:
-        """Keep what is unknown, and what the operator can do."""
         super().__init__(detail)
         self.remedy = remedy
 

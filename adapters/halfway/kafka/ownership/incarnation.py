@@ -103,7 +103,6 @@ class Incarnation:
         )
 
     def start(self) -> None:
-        """Start the threads."""
         self._suspects.start()
         self.lane.start()
         self.tail.start()

@@ -148,7 +148,6 @@ class KafkaMembership:
 
     @property
     def status(self) -> MembershipStatus:
-        """The state of this instance now."""
         incarnation = self._incarnation
         owned = frozenset() if incarnation is None else frozenset(incarnation.shards)
         return MembershipStatus(
@@ -209,7 +208,6 @@ class KafkaMembership:
     # --- events of the group, on its thread
 
     def assigned(self, shards: set[int]) -> None:
-        """Add shards."""
         self._loop.post(self._on_assigned, shards)
 
     def revoked(self, shards: set[int]) -> None:

@@ -161,53 +161,6 @@ def boolean(value: bool) -> bytes:  # noqa: FBT001 - as an Avro type
     return b"\1" if value else b"\0"
 
 
-__all__ = [
-    "BARRIER_KEY",
-    "HEADER_BARRIER",
-    "HEADER_GROUP",
-    "HEADER_KIND",
-    "HEADER_PREPARED_AT",
-    "HEADER_STATE",
-    "KIND_AUDIT",
-    "KIND_BARRIER",
-    "KIND_GROUP",
-    "KIND_HALF",
-    "KIND_KEY",
-    "KIND_LAYOUT",
-    "KIND_OP",
-    "KIND_OWNER",
-    "KIND_PARKED",
-    "LAYOUT_KEY",
-    "LAYOUT_PARTITION",
-    "Headers",
-    "Layout",
-    "UndecodableError",
-    "UnknownSchemaError",
-    "barrier_of",
-    "decode_audit",
-    "decode_barrier",
-    "decode_group",
-    "decode_half",
-    "decode_key",
-    "decode_layout",
-    "decode_op",
-    "decode_owner",
-    "decode_parked",
-    "encode_audit",
-    "encode_barrier",
-    "encode_group",
-    "encode_half",
-    "encode_key",
-    "encode_layout",
-    "encode_op",
-    "encode_owner",
-    "encode_parked",
-    "group_headers",
-    "half_headers",
-    "kind_of",
-    "record_headers",
-]
-
 Headers = list[tuple[str, str | bytes | None]]
 """Headers as `produce` takes them."""
 

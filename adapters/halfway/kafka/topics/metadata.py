@@ -164,12 +164,6 @@ class TopicMetadata:
         return by_name
 
     async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
-        """Return facts by name, at most 30 s old; None for a topic that did not exist within the last second.
-
-        Raises:
-            KafkaUnavailableError: the broker did not answer in time.
-            NotAuthorisedError: the broker does not let halfway see a topic, or write to it.
-        """
         by_name: dict[str, TopicFacts | None] = {}
         now = time.monotonic()
         for name in dict.fromkeys(names):
@@ -342,7 +336,6 @@ class TopicMetadata:
         answer.set_result(result)
 
     def _configure(self, partition_counts: Mapping[str, int]) -> dict[str, Future[Described]]:
-        """Request the configurations of existing topics."""
         answers: dict[str, Future[Described]] = {}
         new: dict[str, Future[Described]] = {}
         now = time.monotonic()

@@ -164,7 +164,6 @@ class Worker:
         return None if base is None else str(URL(base).with_port(port))
 
     def sockets(self, descriptors: Sequence[int]) -> list[socket.socket]:
-        """Return the sockets that the supervisor has opened."""
         found = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         for one in found:
             one.setblocking(False)

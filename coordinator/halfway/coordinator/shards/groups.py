@@ -107,7 +107,6 @@ class Groups:
         return self._store.all()
 
     def find(self, name: str) -> Group | None:
-        """Return a group, None if it is not registered."""
         return self._store.get(name)
 
     def is_registered(self, name: str) -> bool:

@@ -452,7 +452,6 @@ class ShardTable:
             self.forget(shard)
 
     def lost(self, shard: int) -> None:
-        """Drop a shard at once."""
         self.on_leaving(shard)
         served = self._served.pop(shard, None)
         self._update_accepting()

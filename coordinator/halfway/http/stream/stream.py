@@ -425,7 +425,6 @@ class Streams:
         self._cut_off = LogSummary(log, "info", "stream_cut_off")
 
     def __len__(self) -> int:
-        """Return how many are open."""
         return len(self._open)
 
     def __iter__(self) -> Iterator[Stream]:
