@@ -69,7 +69,7 @@ async def counted(rest: Rest, more_than: float, metric: str, **labels: str) -> f
 # --- groups
 
 
-@fires("HalfwayParked", "HalfwayParkedRising")
+@fires("HalfwayParked", "HalfwayParkedRising", "HalfwayChecksFail")
 async def test_an_endpoint_knows_no_outcome(start: Start, endpoint: CheckEndpoint, group: str, topic: str) -> Scrapes:
     rest = start()
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=ASKS_ONCE)).expect(201)
@@ -89,6 +89,18 @@ async def test_an_endpoint_never_knows(start: Start, endpoint: CheckEndpoint, gr
         checks = await counted(rest, checks, "halfway_checks_total", group=group)
         await scrapes.take()
     return scrapes
+
+
+@fires("HalfwayChecksFail")
+async def test_a_worker_fetches_checks_and_does_not_answer(start: Start, group: str, topic: str) -> Scrapes:
+    rest = start(HALFWAY_LEASE_S="600")
+    (await rest.put_group(group, topics=[topic], policy=NEVER_GIVES_UP)).expect(201)
+    scrapes = await Scrapes(a=rest).take()
+    for _ in range(6):
+        await rest.prepared(group, [message(topic)])
+        assert await rest.lease(group, wait_s=30)
+    await counted(rest, 5, "halfway_checks_total", group=group, verdict="leased")
+    return await scrapes.take(8)
 
 
 @fires("HalfwayEndpointUnreachable", besides=["HalfwayChecksFail"])
@@ -348,13 +360,26 @@ async def test_a_topic_is_set_unsafely(new_coordinator: NewCoordinator, connect:
     return await Scrapes(a=rest).take(5)
 
 
-@fires("HalfwayNotReady", "HalfwayNoInstanceReady")
+@fires("HalfwayKafkaAway", "HalfwayNotReady", "HalfwayNoInstanceReady")
 async def test_kafka_cannot_be_reached(new_coordinator: NewCoordinator, connect: Connect) -> Scrapes:
     coordinator = new_coordinator(bootstrap_servers=f"{HOST}:{pick_port()}")
     coordinator.launch()
     rest = connect(coordinator)
-    await eventually(lambda: shown(rest, "halfway_loop_pause_seconds"), lambda found: found > 0)
+    await eventually(lambda: shown(rest, "halfway_warnings", check="kafka"), lambda found: found > 0)
     return await Scrapes(a=rest).take(8)
+
+
+@fires("HalfwayKafkaAway", "HalfwayNotReady", "HalfwayNoInstanceReady", "HalfwayShardUnserved")
+@pytest.mark.xdist_group("proxied_kafka")
+async def test_kafka_hangs_for_longer_than_a_session(
+    new_coordinator: NewCoordinator, connect: Connect, proxied_kafka: ProxiedKafka
+) -> Scrapes:
+    rest = connect(new_coordinator(bootstrap_servers=proxied_kafka.bootstrap_servers).start())
+    scrapes = await Scrapes(a=rest).take()
+    proxied_kafka.pause()
+    await counted(rest, 0, "halfway_warnings", check="kafka")
+    await eventually(lambda: shown(rest, "halfway_ready"), lambda ready: ready == 0)
+    return await scrapes.take(8)
 
 
 async def shown(rest: Rest, metric: str, **labels: str) -> float:
@@ -376,7 +401,7 @@ async def test_shards_cannot_be_acquired(faulty_coordinator: NewFaultyCoordinato
     return await Scrapes(a=rest).take(8)
 
 
-@fires("HalfwayTailStale", "HalfwayKeysStale", "HalfwayAuditLost", besides=["HalfwayNotReady"])
+@fires("HalfwayKafkaAway", "HalfwayTailStale", "HalfwayKeysStale", "HalfwayAuditLost", besides=["HalfwayNotReady"])
 @pytest.mark.xdist_group("proxied_kafka")
 async def test_kafka_hangs(new_coordinator: NewCoordinator, connect: Connect, proxied_kafka: ProxiedKafka) -> Scrapes:
     settings = {
@@ -392,6 +417,7 @@ async def test_kafka_hangs(new_coordinator: NewCoordinator, connect: Connect, pr
     await asyncio.gather(*(rest.check(new_id()) for _ in range(1100)))
     await counted(rest, 0, "halfway_audit_events_total", result="lost")
     await counted(rest, 30, "halfway_tail_age_seconds")
+    await counted(rest, 0, "halfway_warnings", check="kafka")
     return await scrapes.take(4)
 
 

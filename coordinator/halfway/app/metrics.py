@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from halfway.coordinator.shards.shard_table import ShardTable
     from halfway.http.server.api import Api
     from halfway.kafka.clients.config import KafkaConfig
+    from halfway.protocol.records import Group
 
 
 C = TypeVar("C")
@@ -205,6 +206,10 @@ _FORWARDED: Final = ("done", PeerLostError.code, ShardUnavailableError.code, Ove
 """The results of a call whose answer did not arrive, and of one that succeeded."""
 
 
+_FAILING: Final = (("none", "true"), ("none", "false"), ("unknown", "true"), ("leased", "true"))
+"""Checks that may bring no verdict: exported as 0 before the first, as all of a group may come between two scrapes."""
+
+
 class _Groups:
     """The groups that have their own series."""
 
@@ -248,6 +253,7 @@ class Metrics:
         self._checks = tally("halfway_checks", "Checks by verdict", ["group", "verdict", "sent"])
         self._of_groups = (self._prepares, self._ends, self._outcome_s, self._checks)
         """The metrics whose first label is a group."""
+        self._registered: Callable[[], Iterable[Group]] = tuple
         self._requests = tally("halfway_requests", "Requests answered", ["operation", "status"])
         self._streamed = tally("halfway_stream_operations", "Operations of streams answered", ["operation", "status"])
         text = "Ends in a Kafka transaction of the lane"
@@ -370,6 +376,7 @@ class Metrics:
     def show(self, coordinator: Coordinator, api: Api) -> None:
         """Register the gauges of a coordinator, and export 0 for each of its shards that has shortened no horizon."""
         self._groups.is_registered = coordinator.is_registered
+        self._registered = coordinator.groups
         shards = coordinator.shards
         for shard in range(shards.count):
             self._shortened.labels(str(shard))
@@ -424,6 +431,9 @@ class Metrics:
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics as text, and its content type. It has the series of a deleted group for the last time."""
         encode, content_type = encoding(accept)
+        for label in {self._groups.label(group.name) for group in self._registered()}:
+            for verdict, sent in _FAILING:
+                self._checks.count((label, verdict, sent), 0)
         text = encode(self.registry)
         for group in self._groups.forget_deleted():
             for metric in self._of_groups:

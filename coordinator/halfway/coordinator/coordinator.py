@@ -109,6 +109,7 @@ class Coordinator:
         self.group_here = self._lookup.group_here
         activity = Activity.around(observer, clock)
         self.is_registered = self._groups.is_registered
+        self.groups = self._groups.all
         self._ending = Ending(
             authority,
             self._shards,

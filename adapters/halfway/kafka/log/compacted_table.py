@@ -162,6 +162,11 @@ class CompactedTable(Follower, Generic[T]):
     def _changed(self, name: str, value: T | None) -> None:
         """Apply a record; called on the event loop."""
 
+    @property
+    def age_s(self) -> float:
+        """For how long at most a record may not have been read."""
+        return self._confirmed.age_s
+
     async def start(self, *, deadline: float) -> None:
         """Start to follow the topic, and return once it is read to its end; the topic must exist.
 

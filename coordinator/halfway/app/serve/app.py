@@ -19,7 +19,7 @@ from aiohttp import web
 
 from halfway.app.metrics import LONG_S, LoopPauses, Metrics
 from halfway.app.serve.addresses import demand_guarded, demand_host, instance_url_of, listen, local_url, server_tls
-from halfway.app.serve.backend import STOP_S, WARNINGS, Backend, running_backend
+from halfway.app.serve.backend import STOP_S, WARNINGS, Backend, running_backend, silence
 from halfway.app.serve.process import (
     CONSOLE_CONNECTIONS,
     HEALTH_CONNECTIONS,
@@ -119,6 +119,7 @@ class Stage:
         self.api: Api | None = None
         self.peers: PeerPort | None = None
         self.stopping = False
+        self._since = time.monotonic()
         self._pauses = pauses
         self._metrics_need_key = metrics_need_key
 
@@ -138,7 +139,7 @@ class Stage:
 
     def warnings(self) -> list[HealthWarning]:
         """Return what is unsafe, whether this instance is ready or not."""
-        found = [] if self.backend is None else self.backend.warnings()
+        found = silence(time.monotonic() - self._since) if self.backend is None else self.backend.warnings()
         if (pause_s := self._pauses.longest_s(within_s=_PAUSE_WINDOW_S)) > LONG_S:
             found.append(HealthWarning(check="event_loop", detail=f"the event loop paused for {pause_s:.1f} s"))
         return found

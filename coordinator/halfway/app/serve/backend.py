@@ -23,7 +23,7 @@ from halfway.coordinator.access import KeyedAccess, KeyFreshness, Keys, OpenAcce
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.ports import Authority, Clock, Observer, OwnerHint, Owners
 from halfway.coordinator.queries.activity import Activity
-from halfway.coordinator.queries.queries import TailFreshness
+from halfway.coordinator.queries.queries import LATE_S, TailFreshness
 from halfway.coordinator.records import HealthWarning
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.compacted_table import CompactedTable, KafkaOwners
@@ -186,9 +186,15 @@ _OTHERS_CHECK_S: Final = 1.0
 STOP_S: Final = 20.0
 """The limit of a stop after the drain. With the default drain and a margin it fits into the usual grace of 30 s."""
 _OTHERS_WARN_AGAIN_S: Final = 600.0
-WARNINGS: Final = ("topics", "log", "keys", "tail", "event_loop")
+WARNINGS: Final = ("kafka", "topics", "log", "keys", "tail", "event_loop")
 """The checks that can warn."""
 _AUTHORIZATION_ERRORS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
+
+
+def silence(seconds: float) -> list[HealthWarning]:
+    """Return the warning that Kafka has not answered for so long, nothing if it is not long."""
+    detail = f"this instance has read nothing from Kafka for {seconds:.0f} s"
+    return [HealthWarning(check="kafka", detail=detail)] if seconds > LATE_S else []
 
 
 class Backend:
@@ -204,8 +210,13 @@ class Backend:
         *,
         prefix: str,
         keys: KeyFreshness | None = None,
+        kafka_age_s: Callable[[], float] = float,
     ) -> None:
-        """Store the parts that the health port needs. `keys` is None if callers need no keys."""
+        """Store the parts that the health port needs. `keys` is None if callers need no keys.
+
+        `kafka_age_s` returns how long ago Kafka was last read.
+        """
+        self._kafka_age_s = kafka_age_s
         self.keys = keys
         self.tail = tail
         self.coordinator = coordinator
@@ -228,7 +239,8 @@ class Backend:
 
         Each `check` is one of `WARNINGS`.
         """
-        found = [HealthWarning(check="topics", detail=problem) for problem in self.unsafe]
+        found = silence(self._kafka_age_s())
+        found += [HealthWarning(check="topics", detail=problem) for problem in self.unsafe]
         shards = self.coordinator.shards
         found += [HealthWarning(check="log", detail=detail) for detail in shards.losses.warnings(shards.unwritten)]
         if self.keys is not None and self.keys.is_late:
@@ -365,7 +377,12 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
             writer_trouble=lambda: half_log.trouble,
         )
         tail = TailFreshness(coordinator.shards, half_log)
-        backend = Backend(coordinator, status, topics, readiness, tail, prefix=config.prefix, keys=freshness)
+
+        def kafka_age_s() -> float:
+            return min(groups.age_s, tail.least_age_s)
+
+        parts = coordinator, status, topics, readiness, tail
+        backend = Backend(*parts, prefix=config.prefix, keys=freshness, kafka_age_s=kafka_age_s)
 
         async def leave() -> None:
             await coordinator.drain()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import chain, islice
@@ -354,6 +355,11 @@ class TailFreshness:
     def age_s(self) -> float:
         """For how long at most a record of a served shard may not have been seen; 0 if no shard is served."""
         return max((at.age_s for at in self._read_at.values()), default=0.0)
+
+    @property
+    def least_age_s(self) -> float:
+        """How long ago any served shard was read to its end; infinite if no shard is served."""
+        return min((at.age_s for at in self._read_at.values()), default=math.inf)
 
     @property
     def is_late(self) -> bool:

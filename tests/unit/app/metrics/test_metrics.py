@@ -62,6 +62,16 @@ async def test_each_shard_has_shortened_no_horizon_at_the_start(world: RestWorld
     assert [labels["shard"] for labels in samples(metrics, "halfway_horizon_shortened_total")] == ["0", "1"]
 
 
+async def test_the_failing_checks_of_a_group_are_zero_from_its_registration(world: RestWorld) -> None:
+    metrics = Metrics()
+    metrics.show(world.coordinator, world.api)
+    await world.put_shop()
+    found = samples(metrics, "halfway_checks_total")
+    assert {(one["group"], one["verdict"]) for one in found} == {
+        ("shop", name) for name in ("none", "unknown", "leased")
+    }
+
+
 def test_an_event_counts_in_the_sample_that_was_zero() -> None:
     metrics = Metrics()
     metrics.export_zeros(CONFIG, has_peers=False)

@@ -152,6 +152,10 @@ async def test_what_all_instances_can_meet_at_once_is_a_warning() -> None:
     assert "read revocations of keys" in keys.detail
     deaf = backend(late_s=-1)
     [tail] = deaf.warnings()
+    alone = Backend(unsafe.coordinator, nothing, nothing, nothing, unsafe.tail, prefix="", kafka_age_s=lambda: 40.0)
+    assert [(one.check, one.detail) for one in alone.warnings()] == [
+        ("kafka", "this instance has read nothing from Kafka for 40 s")
+    ]
     assert tail.check == "tail"
     assert "its shards of half" in tail.detail
 
