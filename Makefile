@@ -32,7 +32,7 @@ COMPILED := .venv/.compiled
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev browser screenshots docs test test-quick incident barrier cleaning effects chaos simulate upgrade audits model check deploy-test compose-test release bench format lock clean
+.PHONY: help demo dev browser screenshots docs test test-quick incident barrier cleaning effects chaos simulate upgrade audits model check deploy-test compose-test release pin-images bench format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -115,6 +115,9 @@ compose-test: $(STAMP) ## Run docker-compose.yml through failures on a container
 
 release: $(STAMP) ## Build sdists, wheels, chart, bill of materials and checksums in dist/, and try them; needs Go or helm
 	packaging/release.sh
+
+pin-images: ## Pin the images of Dockerfile and docker-compose.yml to the digests that their tags have now; needs a registry, and Go
+	packaging/pin_images.sh
 
 bench: $(STAMP) ## Measure throughput, latency and CPU, and audit what was written; ARGS=NAME for other runs
 	$(BIN)/python -m bench $(ARGS)

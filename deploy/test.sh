@@ -36,6 +36,10 @@ done
 helm-unittest $chart
 .venv/bin/python -m pytest -q -n 0 deploy/test_chart.py "$@"
 
+# Images are pinned, as a registry has them.
+tool crane github.com/google/go-containerregistry/cmd/crane@v0.22.1
+.venv/bin/python -m pytest -q -n 0 deploy/test_images.py
+
 # Each alert fires in its fault, and none in the demo.
 .venv/bin/python -m pytest -q -n 0 -p tests.conftest -p tests.acceptance.conftest deploy/test_alerts.py
 

@@ -73,7 +73,7 @@ def test_images_are_pinned_and_nothing_of_ours_runs_as_root(services: dict[str, 
     """Every image has a version, and each stage that is run ends as a user without rights."""
     bases = [image for image in re.findall(r"(?m)^FROM (\S+)", dockerfile) if image != "base"]
     images = [service["image"] for service in services.values()] + bases
-    assert all(re.search(r":\w[\w.-]*$", image) and not image.endswith(":latest") for image in images), images
+    assert all(re.search(r":(?!latest)\w[\w.-]*(@sha256:\w{64})?$", image) for image in images), images
     for stage in re.split(r"(?m)^FROM ", dockerfile)[2:]:
         users = re.findall(r"(?m)^USER (\S+)$", stage)
         assert not users or users[-1] == "10001:10001", stage
