@@ -16,10 +16,12 @@ from grafana_foundation_sdk.builders.dashboard import (
 )
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.common import TooltipDisplayMode
+from grafana_foundation_sdk.models.common import SortOrder, TooltipDisplayMode
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DataSourceRef,
+    DataTransformerConfig,
+    DynamicConfigValue,
     Threshold,
     ThresholdsMode,
     VariableRefresh,
@@ -31,6 +33,10 @@ SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 OF: Final = 'job="$job"'
 HERE: Final = 'job="$job", instance=~"$instance"'
 GROUP: Final = 'job="$job", group=~"$group"'
+INSTANCE: Final = "{{instance}} {{worker}}"
+"""The legend of series that are not added up: with several workers an instance has one of each."""
+COLOURS: Final = {"commit": "green", "rollback": "orange", "unknown": "yellow", "none": "red", "leased": "blue"}
+"""Those of outcomes and verdicts, in shades for several series."""
 _HEIGHT: Final = 7
 _STAT_HEIGHT: Final = 4
 
@@ -45,20 +51,20 @@ def _query(expression: str, legend: str = "__auto", *, form: str = "time_series"
 def lines(title: str, unit: str, *queries: tuple[str, str], width: int = 8, text: str = "") -> timeseries.Panel:
     """Return a chart of queries, each with the legend of its lines."""
     panel = timeseries.Panel().title(title).unit(unit).span(width).height(_HEIGHT).datasource(SOURCE).description(text)
-    panel = panel.min(0).tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI)).fill_opacity(8)
+    tooltip = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+    panel = panel.min(0).tooltip(tooltip).fill_opacity(8)
+    if any("outcome" in legend or "verdict" in legend for _, legend in queries):
+        for word, colour in COLOURS.items():
+            shades = DynamicConfigValue(id_val="color", value={"mode": "shades", "fixedColor": colour})
+            panel = panel.override_by_regexp(rf"/\b{word}\b/", [shades])
     for letter, (expression, legend) in zip("ABC", queries, strict=False):
         panel = panel.with_target(_query(expression, legend).ref_id(letter))
     return panel
 
 
-def figure(
-    title: str, expression: str, *, unit: str = "short", red: float | None = None, low: bool = False
-) -> stat.Panel:
-    """Return one number, red from a value on, or if it is `low` below that."""
-    first, then = ("red", "green") if low else ("green", "red")
-    steps = [Threshold(value=None, color=first if red is not None else "blue")]
-    if red is not None:
-        steps.append(Threshold(value=red, color=then))
+def figure(title: str, expression: str, *, unit: str = "short", red: float) -> stat.Panel:
+    """Return one number that is green, and red from a value on."""
+    steps = [Threshold(value=None, color="green"), Threshold(value=red, color="red")]
     limits = ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
     panel = stat.Panel().title(title).unit(unit).span(4).height(_STAT_HEIGHT).datasource(SOURCE).thresholds(limits)
     return panel.with_target(_query(expression))
@@ -79,8 +85,21 @@ def per_s(metric: str, by: str, of: str) -> str:
     return f"sum by ({by}) (rate({metric}{{{of}}}[$__rate_interval]))"
 
 
+def per_s_if_any(metric: str, by: str, of: str) -> str:
+    """Return the rate of a counter, without what is 0 for as long as the dashboard shows."""
+    return f"{per_s(metric, by, of)} and sum by ({by}) (increase({metric}{{{of}}}[$__range])) > 0"
+
+
 def _shards() -> table.Panel:
     panel = table.Panel().title("Who serves which shard").span(8).height(_HEIGHT).datasource(SOURCE)
+    columns = {
+        "excludeByName": {"Time": True},
+        "indexByName": {"shard": 0, "instance": 1},
+        "renameByName": {"Value": "pending"},
+    }
+    panel = panel.with_transformation(DataTransformerConfig(id_val="organize", options=columns))
+    order = {"sort": [{"field": "shard"}]}
+    panel = panel.with_transformation(DataTransformerConfig(id_val="sortBy", options=order))
     owners = f"sum by (shard, instance) (halfway_pending{{{OF}}})"
     return panel.with_target(_query(owners, form="table", instant=True))
 
@@ -89,18 +108,21 @@ def _time_to_outcome() -> heatmap.Panel:
     panel = heatmap.Panel().title("Time from prepare to outcome").span(8).height(_HEIGHT).datasource(SOURCE)
     rate = f"sum by (le) (rate(halfway_time_to_outcome_seconds_bucket{{{GROUP}}}[$__rate_interval]))"
     query = _query(rate, "{{le}}", form="heatmap")
+    panel = panel.y_axis(heatmap.YAxisConfig().unit("s"))
     return panel.with_target(query).color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues"))
 
 
 def _well() -> list[Any]:
     served = f"count(count by (shard) (halfway_pending{{{OF}}})) or vector(0)"
     requests = f"sum(rate(halfway_requests_total{{{OF}}}[5m]))"
-    errors = f'(sum(rate(halfway_requests_total{{{OF}, status=~"5.."}}[5m])) or vector(0)) / {requests}'
+    failed = f'sum(rate(halfway_requests_total{{{OF}, status=~"5.."}}[5m]))'
+    errors = f"{failed} / {requests} or vector(0)"
+    overdue = f"max(halfway_group_overdue_seconds{{{OF}}}) or vector(0)"
     return [
-        figure("Ready instances", f"sum(halfway_ready{{{OF}}})", red=1, low=True),
+        figure("Instances that are not ready", f"count(up{{{OF}}}) - (sum(halfway_ready{{{OF}}}) or vector(0))", red=1),
         figure("Shards without an owner", f"max(halfway_shards{{{OF}}}) - ({served})", red=1),
         figure("Parked", f"sum(halfway_parked{{{OF}}})", red=1),
-        figure("Longest without a verdict", f"max(halfway_group_overdue_seconds{{{OF}}})", unit="s", red=900),
+        figure("Longest without a verdict", overdue, unit="s", red=900),
         figure("Calls that fail", errors, unit="percentunit", red=0.02),
         figure("Warnings", f"sum(halfway_warnings{{{OF}}})", red=1),
     ]
@@ -143,9 +165,10 @@ def _traffic() -> list[Any]:
         lines(
             "Callers without permission",
             "reqps",
-            (per_s("halfway_refused_callers_total", "reason", HERE), "{{reason}}"),
+            (per_s_if_any("halfway_refused_callers_total", "reason", HERE), "{{reason}}"),
+            text="Empty if there are none.",
         ),
-        lines("Prepares that wait for a place", "short", (f"halfway_prepares_waiting{{{HERE}}}", "{{instance}}")),
+        lines("Prepares that wait for a place", "short", (f"halfway_prepares_waiting{{{HERE}}}", INSTANCE)),
     ]
 
 
@@ -155,7 +178,7 @@ def _latency() -> list[Any]:
         quantiles("End", "halfway_end_seconds", f'{HERE}, result="changed"', "outcome"),
         quantiles("Kafka transaction of the lane", "halfway_lane_commit_seconds"),
         quantiles("Check", "halfway_check_seconds", HERE, "verdict"),
-        quantiles("Call to another instance", "halfway_forwarded_seconds", HERE, "call"),
+        quantiles("Call to another instance", "halfway_forwarded_seconds", f'{HERE}, call!="due"', "call"),
         _time_to_outcome(),
     ]
 
@@ -170,7 +193,11 @@ def _check_back() -> list[Any]:
             (f"max by (group) (halfway_group_overdue_seconds{{{GROUP}}})", "{{group}}"),
             text="Since the first check was due: a group with a long first check is not overdue.",
         ),
-        lines("Checks", "ops", (per_s("halfway_checks_total", "group, verdict", GROUP), "{{group}}: {{verdict}}")),
+        lines(
+            "Checks",
+            "ops",
+            (per_s_if_any("halfway_checks_total", "group, verdict", GROUP), "{{group}}: {{verdict}}"),
+        ),
         lines(
             "Checks that wait to be sent",
             "short",
@@ -188,12 +215,12 @@ def _lane() -> list[Any]:
     ends = per_s("halfway_lane_batch_ends_sum", "instance", HERE)
     transactions = per_s("halfway_lane_batch_ends_count", "instance", HERE)
     size = per_s("halfway_lane_batch_bytes_sum", "instance", HERE)
-    failures = f"sum by (instance, reason) (increase(halfway_lane_failures_total{{{HERE}}}[$__rate_interval]))"
+    failures = f"sum by (instance, reason) (increase(halfway_lane_failures_total{{{HERE}}}[$__rate_interval])) > 0"
     return [
         lines("Ends in one Kafka transaction", "short", (f"{ends} / {transactions}", "{{instance}}")),
         lines("Kafka transactions", "ops", (transactions, "{{instance}}")),
         lines("Bytes in one Kafka transaction", "bytes", (f"{size} / {transactions}", "{{instance}}")),
-        lines("Incarnations that ended", "short", (failures, "{{instance}}: {{reason}}")),
+        lines("Incarnations that ended", "short", (failures, "{{instance}}: {{reason}}"), text="Empty if none has."),
         lines("Changes that wait", "short", (f"sum by (on) (halfway_changes_waiting{{{HERE}}})", "for {{on}}")),
         lines("Held back", "short", (f"sum by (kind) (halfway_held_back{{{HERE}}})", "{{kind}}")),
         lines(
@@ -228,12 +255,13 @@ def _of_shards() -> list[Any]:
             (f"max by (shard) (halfway_half_cursor_lag{{{OF}}})", "half {{shard}}"),
             (f"max by (shard) (halfway_op_cursor_lag{{{OF}}})", "op {{shard}}"),
         ),
-        lines("Outcomes in memory", "short", (f"sum by (shard) (halfway_outcomes{{{OF}}})", "shard {{shard}}")),
+        lines("Outcomes in memory", "short", (f"max by (shard) (halfway_outcomes{{{OF}}})", "shard {{shard}}")),
         lines(
             "What the log has lost, or others wrote",
             "short",
-            (f"sum by (result) (halfway_missing_transactions_total{{{OF}}})", "{{result}}"),
-            (f"sum by (topic, reason) (halfway_skipped_records_total{{{OF}}})", "{{topic}}: {{reason}}"),
+            (f"sum by (result) (halfway_missing_transactions_total{{{OF}}}) > 0", "{{result}}"),
+            (f"sum by (topic, reason) (halfway_skipped_records_total{{{OF}}}) > 0", "{{topic}}: {{reason}}"),
+            text="Since the instances started. Empty if there is nothing.",
         ),
     ]
 
@@ -241,31 +269,38 @@ def _of_shards() -> list[Any]:
 def _process() -> list[Any]:
     hits, misses = (per_s(f"halfway_payload_cache_{what}_total", "instance", HERE) for what in ("hits", "misses"))
     held = f"sum by (instance) (halfway_pending{{{HERE}}} + halfway_parked{{{HERE}}})"
-    most = f'halfway_limit{{{HERE}, limit="pending"}}'
+    most = f'sum by (instance) (halfway_limit{{{HERE}, limit="pending"}})'
     return [
         lines("CPU", "percentunit", (per_s("process_cpu_seconds_total", "instance", HERE), "{{instance}}")),
-        lines("Resident memory", "bytes", (f"process_resident_memory_bytes{{{HERE}}}", "{{instance}}")),
-        lines("Pause of the event loop", "s", (f"halfway_loop_pause_seconds{{{HERE}}}", "{{instance}}")),
+        lines("Resident memory", "bytes", (f"process_resident_memory_bytes{{{HERE}}}", INSTANCE)),
+        lines("Pause of the event loop", "s", (f"halfway_loop_pause_seconds{{{HERE}}}", INSTANCE)),
         lines(
             "Pending and parked, of the most",
             "percentunit",
-            (f"{held} / on (instance) {most}", "{{instance}}"),
+            (f"{held} / {most}", "{{instance}}"),
         ),
-        lines("Open files", "short", (f"process_open_fds{{{HERE}}}", "{{instance}}")),
-        lines("Requests in flight", "short", (f"halfway_requests_in_flight{{{HERE}}}", "{{instance}}")),
+        lines("Open files", "short", (f"process_open_fds{{{HERE}}}", INSTANCE)),
+        lines("Requests in flight", "short", (f"halfway_requests_in_flight{{{HERE}}}", INSTANCE)),
         lines(
             "Bytes of bodies, answers and payloads",
             "bytes",
-            (f"halfway_body_bytes_in_flight{{{HERE}}}", "bodies, {{instance}}"),
-            (f"halfway_unsent_answer_bytes{{{HERE}}}", "unread answers, {{instance}}"),
-            (f"halfway_payload_cache_bytes{{{HERE}}}", "payloads, {{instance}}"),
+            (f"halfway_body_bytes_in_flight{{{HERE}}}", f"bodies, {INSTANCE}"),
+            (f"halfway_unsent_answer_bytes{{{HERE}}}", f"unread answers, {INSTANCE}"),
+            (f"halfway_payload_cache_bytes{{{HERE}}}", f"payloads, {INSTANCE}"),
         ),
         lines("Payloads found in memory", "percentunit", (f"{hits} / ({hits} + {misses})", "{{instance}}")),
         lines(
             "Age of what is known",
             "s",
-            (f"halfway_keys_age_seconds{{{HERE}}}", "keys, {{instance}}"),
-            (f"halfway_tail_age_seconds{{{HERE}}}", "half, {{instance}}"),
+            (f"halfway_keys_age_seconds{{{HERE}}}", f"keys, {INSTANCE}"),
+            (f"halfway_tail_age_seconds{{{HERE}}}", f"half, {INSTANCE}"),
+        ),
+        lines("Events of the action log", "ops", (per_s("halfway_audit_events_total", "result", HERE), "{{result}}")),
+        lines(
+            "Releases",
+            "short",
+            (f"count by (version) (halfway_build_info{{{OF}}})", "{{version}}"),
+            text="Instances, or workers, of each.",
         ),
     ]
 
@@ -299,7 +334,7 @@ def dashboard() -> str:
         .with_variable(DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .with_variable(_choice("job", "job", "halfway_build_info", "job"))
         .with_variable(_all(_choice("instance", "instance", f"halfway_build_info{{{OF}}}", "instance")))
-        .with_variable(_all(_choice("group", "group", f"halfway_prepares_total{{{OF}}}", "group")))
+        .with_variable(_all(_choice("group", "group", f"halfway_checks_total{{{OF}}}", "group")))
     )
     ids = count(1)
     for title, panels in ROWS.items():
