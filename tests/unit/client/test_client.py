@@ -46,7 +46,7 @@ from halfway.client import (
     join_starlette,
 )
 from halfway.client.barrier import Barrier, BarrierMaintenance, Store, sqlite_transactions
-from halfway.client.calls.call import ATTEMPT_S
+from halfway.client.calls.group import ATTEMPT_S
 from tests.support.client.serving import serving
 from tests.support.client.shop import final_state, values
 from tests.support.ids import named_id

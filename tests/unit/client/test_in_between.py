@@ -95,7 +95,7 @@ async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger, monkeyp
         pausing.set()
         return 50.0
 
-    monkeypatch.setattr("halfway.client.calls.call.random", SimpleNamespace(uniform=long_pause))
+    monkeypatch.setattr("halfway.client.calls.group.random", SimpleNamespace(uniform=long_pause))
     async with Halfway(stranger.url, "shop") as client:
         registering = client.register(topics=["orders"], timeout_s=100)
         with pytest.raises(UnavailableError, match=REMEDY):

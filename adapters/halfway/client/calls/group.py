@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import re
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
 
-from halfway.client.calls.call import ATTEMPT_S, Kind, send_until_final
 from halfway.client.calls.shared import SharedCalls
-from halfway.client.calls.transport import Key, Reply, Transport
+from halfway.client.calls.stream import Kind
+from halfway.client.calls.transport import DeadlinePassedError, Key, NoAnswerError, Reply, Transport
 from halfway.client.checks.answers import CheckVerifier
 from halfway.client.errors import (
     AWAY,
@@ -26,12 +28,14 @@ from halfway.client.errors import (
     EndUnconfirmedError,
     HalfwayError,
     PrepareUnconfirmedError,
+    QueueFullError,
     RefusedError,
     UnavailableError,
     UnknownTransactionError,
     WrongEventLoopError,
     demand,
     demand_positive,
+    error_of,
     matches,
 )
 from halfway.client.ids import require_id
@@ -50,6 +54,23 @@ _CLOSE_S: Final = 5.0
 _CONFIRM_S: Final = 1.0
 """How long the answer to a check may wait for halfway to confirm it."""
 _PAGE: Final = 100
+ATTEMPT_S: Final = 3.0
+"""How long the first attempt of a call waits for its answer: its connection may have died silently."""
+_FIRST_PAUSE_S: Final = 0.05
+_MAX_PAUSE_S: Final = 2.0
+_SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
+_RETRIABLE: Final = frozenset(
+    {
+        HTTPStatus.REQUEST_TIMEOUT,
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
+"""Answers after which the same call is sent again until its deadline. Prepares and ends are idempotent."""
+_NOT_CARRIED_OUT: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS})
 
 
 @dataclass
@@ -470,3 +491,54 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), al
 
 def _encoded(body: object) -> bytes:
     return _ENCODER.encode(body).encode()
+
+
+async def send_until_final(
+    send: Callable[[float], Awaitable[Reply]],
+    deadline: float,
+    unconfirmed: type[UnavailableError],
+    call: str,
+    *,
+    demand_halfway: bool,
+    attempt_s: float,
+    pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> Mapping[str, Any]:
+    """Send a call until it has a final answer or its deadline passes, with full jitter between the attempts.
+
+    The first attempt gets `attempt_s`. Each attempt without an answer doubles the time of the next one, because the
+    coordinator may be slow.
+    With `demand_halfway`, only a refusal by halfway itself is final: a proxy in front of it, for example during a
+    change of its configuration, may answer differently later. Raises `unconfirmed` at the deadline, and RefusedError.
+    """
+    loop = asyncio.get_running_loop()
+    pause_s = _FIRST_PAUSE_S
+    is_repeat = in_doubt = False
+    failure = ""
+    while True:
+        try:
+            reply = await send(attempt_s)
+        except QueueFullError as error:
+            if not is_repeat:
+                raise
+            failure, retry_after_s = str(error), 0.0
+        except NoAnswerError as error:
+            in_doubt = True
+            attempt_s *= 2
+            is_less_specific = bool(failure) and isinstance(error, DeadlinePassedError)
+            failure, retry_after_s = failure if is_less_specific else str(error), 0.0
+        else:
+            if reply.status in _SUCCESS:
+                return reply.body
+            if reply.status not in _RETRIABLE and (reply.is_from_halfway or not demand_halfway):
+                raise error_of({"status": reply.status, **reply.body}, in_doubt=in_doubt)
+            in_doubt = in_doubt or reply.status not in _NOT_CARRIED_OUT
+            failure = f"{reply.status} {reply.body.get('error_code', '')}: {reply.body.get('detail', '')}"
+            retry_after_s = reply.retry_after_s or 0.0
+        is_repeat = True
+        wait_s = retry_after_s + random.uniform(0, pause_s)  # noqa: S311 - jitter
+        in_time = loop.time() + wait_s < deadline
+        if in_time:
+            await pause(wait_s)
+        if not in_time or loop.time() >= deadline:
+            raise unconfirmed(f"{call} has no final answer; the last attempt: {failure}")
+        pause_s = min(pause_s * 2, _MAX_PAUSE_S)

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from halfway.client.calls.call import Call, Connection, Kind, answer_in, current_span
-from halfway.client.calls.stream import RefusedStreamError, Stream
+from halfway.client.calls.stream import Call, Kind, RefusedStreamError, Stream, answer_in, current_span
 from halfway.client.calls.transport import (
     AVOID_S,
     SLOWEST_BYTES_PER_S,
@@ -235,7 +234,7 @@ class SharedCalls:
     def _open_later(self, after_s: float) -> None:
         self._open_at = asyncio.get_running_loop().time() + after_s
 
-    def leave(self, stream: Connection) -> None:
+    def leave(self, stream: Stream) -> None:
         """Use another stream from now on; this one only brings the answers to what it has sent."""
         stream.give_up()
         if self._stream is stream:
