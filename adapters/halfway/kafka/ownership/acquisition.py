@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message
 
-from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig, explained
 from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import (
@@ -20,6 +19,7 @@ from halfway.kafka.clients.transactional_producer import (
     initialised,
     kafka_error,
 )
+from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.ownership.former_owners import (
     CLOCK,
     AcquireError,
@@ -62,16 +62,6 @@ _REQUEST_S: Final = 10.0
 _CONSUMER_OVERRIDES: Final = {"fetch.wait.max.ms": 20, "queued.max.messages.kbytes": 4_096}
 
 
-class CursorLoader(Protocol):
-    """Loads the committed cursors."""
-
-    def load(self, shards: Sequence[int]) -> Mapping[int, Cursors]:
-        """Return the committed cursors of shards; a shard without any is left out. Blocks."""
-
-    def distrust(self, shards: Collection[int]) -> None:
-        """Load no cursors of these shards until new ones are committed: their log is another one now."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Acquired:
     """A shard that this incarnation owns, and its fold up to its barrier (at offset `barrier` of half[s])."""
@@ -96,7 +86,7 @@ class Acquisition:
     incarnation: str
     lane_ids: tuple[str, ...]
     shard: int
-    cursors: CursorLoader
+    cursors: KafkaCursors
     fences: FencedOwners
     """The owners that this incarnation has fenced; shared by all of its acquisitions."""
     handling_lock: AbstractContextManager[object]

@@ -15,7 +15,8 @@ from typing import Final, Protocol
 import structlog
 
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.ownership.acquisition import Acquired, Acquisition, CursorLoader
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.ownership.acquisition import Acquired, Acquisition
 from halfway.kafka.ownership.former_owners import AcquireError, stuck_remedy
 from halfway.kafka.ownership.incarnation import Incarnation, pause_after
 
@@ -84,7 +85,7 @@ class ConcurrentAcquisitions:
     """Acquires shards concurrently. Call it on the loop's thread; blocking work runs on its own threads."""
 
     def __init__(
-        self, config: KafkaConfig, cursors: CursorLoader, assignment: Assignment, fenced_pause_s: float
+        self, config: KafkaConfig, cursors: KafkaCursors, assignment: Assignment, fenced_pause_s: float
     ) -> None:
         """Create it; a fenced acquisition waits at least `fenced_pause_s` before its next attempt."""
         self._config = config

@@ -21,7 +21,8 @@ from halfway.kafka.clients.threads import Loop
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.lane import KafkaLane
 from halfway.kafka.lane.transaction import LaneContext
-from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.ownership.acquisition import Acquired
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
 from halfway.kafka.ownership.consumer_group import TRY_AGAIN_S, GroupMember, Trial, Uselessness, has_members
 from halfway.kafka.ownership.former_owners import AcquireError
@@ -105,7 +106,7 @@ class KafkaMembership:
         lane: KafkaLane,
         observer: Observer,
         destinations: TopicMetadata,
-        cursors: CursorLoader,
+        cursors: KafkaCursors,
     ) -> None:
         self._config = config
         self._lane = lane
@@ -224,15 +225,12 @@ class KafkaMembership:
             returned.close()
 
     def dropped(self, shards: set[int], reason: str | None = None) -> None:
-        """Drop shards: other instances may own them already."""
         self._loop.post(self._on_dropped, frozenset(shards), reason)
 
     def refused(self, reason: str) -> None:
-        """Record why the group does not take this instance, until it sends an assignment."""
         self._loop.post(self._on_refused, reason)
 
     def left(self) -> None:
-        """Record that the instance has left the group, until the group sends an assignment again."""
         self._loop.post(self._on_left)
 
     def _on_assigned(self, shards: set[int]) -> None:
@@ -574,7 +572,7 @@ class KafkaCluster:
     """The lane and the membership of one instance. Start it by `await cluster.membership.start(service)`."""
 
     def __init__(
-        self, config: KafkaConfig, observer: Observer, destinations: TopicMetadata, cursors: CursorLoader
+        self, config: KafkaConfig, observer: Observer, destinations: TopicMetadata, cursors: KafkaCursors
     ) -> None:
         """Create both parts. They connect in `membership.start`, which needs the internal topics to exist."""
         self.lane = KafkaLane()

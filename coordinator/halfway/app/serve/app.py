@@ -40,7 +40,7 @@ from halfway.coordinator.logging import flush_all
 from halfway.coordinator.records import PATH, HealthWarning
 from halfway.http.console import Console
 from halfway.http.requests.authentication import caller_of
-from halfway.http.responses import CONTENT_TYPE, Unsent, refusal
+from halfway.http.responses import Unsent, problem_response
 from halfway.http.server.api import Api
 from halfway.http.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.http.server.peer_port import PeerPort
@@ -182,9 +182,7 @@ class Stage:
         return web.Response(status=HTTPStatus.NOT_FOUND)
 
     async def _starting(self) -> web.StreamResponse:
-        answer = refusal(ShardUnavailableError("this instance is starting: try again"))
-        headers = {**dict(answer.headers), "Content-Type": CONTENT_TYPE}
-        return web.Response(status=answer.status, body=answer.body, headers=headers)
+        return problem_response(ShardUnavailableError("this instance is starting: try again"))
 
 
 def _reasons(check: str, detail: str | None) -> list[Reason]:

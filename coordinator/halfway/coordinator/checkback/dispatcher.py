@@ -31,15 +31,16 @@ from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import CheckMode
 from halfway.protocol.transactions import TRANSITIONS, Action, Cause, Outcome, conflict
 
+_OPEN_MS = 1000
+_MAX_OPEN_MS = 30_000
+
 
 class Breaker:
     """Closed until `failures` calls in a row reach no endpoint; then open, longer each time, with one probe."""
 
-    def __init__(self, *, failures: int, open_s: float = 1.0, max_open_s: float = 30.0) -> None:
+    def __init__(self, *, failures: int) -> None:
         self._limit = failures
-        self._first_ms = round(open_s * 1000)
-        self._max_ms = round(max_open_s * 1000)
-        self._open_ms = self._first_ms
+        self._open_ms = _OPEN_MS
         self._failures = 0
         self._until: int | None = None
         self._probing = False
@@ -67,7 +68,7 @@ class Breaker:
         """Return the time of the next try."""
         if self._until is None or (now >= self._until and not self._probing):
             return now
-        return max(self._until, now + self._first_ms // 2)
+        return max(self._until, now + _OPEN_MS // 2)
 
     def clock_was_set(self, now: int) -> None:
         """Adapt to a wall clock that was set: hold calls back for at most one open period from `now`."""
@@ -77,7 +78,7 @@ class Breaker:
     def record_success(self) -> None:
         """Close, because a call reached an endpoint; its answer does not matter."""
         self._failures, self._until, self._probing = 0, None, False
-        self._open_ms = self._first_ms
+        self._open_ms = _OPEN_MS
 
     def cancel(self) -> None:
         """Withdraw an admitted call that was not made."""
@@ -87,7 +88,7 @@ class Breaker:
         """Record that a call reached no endpoint."""
         self._failures += 1
         if self._probing:
-            self._open_ms = min(self._open_ms * 2, self._max_ms)
+            self._open_ms = min(self._open_ms * 2, _MAX_OPEN_MS)
         if self._probing or (self._until is None and self._failures >= self._limit):
             self._until = now + self._open_ms
         self._probing = False

@@ -56,7 +56,6 @@ class Auditor:
         *,
         group: str | None = None,
         remark: str | None = None,
-        detail: str | None = None,
         describe: Callable[[T], dict[str, str]] | None = None,
     ) -> T:
         """Await `work`, and record it with its result; `describe` returns further fields from the result."""
@@ -65,7 +64,7 @@ class Auditor:
             "subject": subject,
             "group": group,
             "remark": remark,
-            "detail": detail,
+            "detail": None,
         }
         try:
             result = await work
