@@ -53,11 +53,7 @@ from halfway.client.errors import (
 from halfway.client.ids import InvalidIdError, transaction_id
 from halfway.client.messages import Data, Message, Outcome, SerializationContext, UnserialisableMessageError
 from halfway.client.producer.client import CheckWorker, Halfway
-from halfway.client.producer.listener import (
-    SyncTransactionProducer,
-    TransactionListener,
-    TransactionProducer,
-)
+from halfway.client.producer.listener import SyncTransactionProducer, TransactionListener, TransactionProducer
 from halfway.client.producer.sync import SyncHalfway, SyncTransaction
 from halfway.client.producer.transaction import MixedProducersError, NoBarrierError, Transaction
 

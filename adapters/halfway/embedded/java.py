@@ -257,11 +257,7 @@ def _version(java: Path) -> int | str:
     """Return the version, or the reason why it is unknown."""
     try:
         answer = subprocess.run(  # noqa: S603  the user's own Java
-            [java, "-version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=VERSION_TIMEOUT_S,
-            check=False,
+            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=VERSION_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot be run ({error})"

@@ -158,7 +158,7 @@ def cluster_id_query(bootstrap_servers: str) -> Iterator[Callable[[], str | None
             "log_level": 0,
             "reconnect.backoff.ms": 20,
             "reconnect.backoff.max.ms": 100,
-        },
+        }
     )
 
     def answer() -> str | None:

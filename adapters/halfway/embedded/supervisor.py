@@ -21,12 +21,7 @@ import signal
 import subprocess
 import sys
 
-COMMANDS = {
-    ord("t"): signal.SIGTERM,
-    ord("k"): signal.SIGKILL,
-    ord("p"): signal.SIGSTOP,
-    ord("c"): signal.SIGCONT,
-}
+COMMANDS = {ord("t"): signal.SIGTERM, ord("k"): signal.SIGKILL, ord("p"): signal.SIGSTOP, ord("c"): signal.SIGCONT}
 WATCH_PARENT_S = 0.5
 
 

@@ -264,11 +264,7 @@ class HttpPeers:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 middlewares=(_accepted_only,),
             )
-        headers = {
-            VERSION_HEADER: str(VERSION),
-            TO_HEADER: owner.incarnation,
-            CREDENTIAL_HEADER: credential,
-        }
+        headers = {VERSION_HEADER: str(VERSION), TO_HEADER: owner.incarnation, CREDENTIAL_HEADER: credential}
         url = URL(owner.url.rstrip("/") + PATH)
         return await self._session.ws_connect(
             url,

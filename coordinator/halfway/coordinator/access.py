@@ -222,8 +222,7 @@ class KeyedAccess:
             raise self._forbidden("kind", f"{principal} may not {permission}: this needs {_needed(kinds, group)}")
         if group is not None and principal.group not in (None, group):
             raise self._forbidden(
-                "group",
-                f"{principal} may not {permission} for group {group!r}: this needs {_needed(kinds, group)}",
+                "group", f"{principal} may not {permission} for group {group!r}: this needs {_needed(kinds, group)}"
             )
 
     def may(self, principal: Principal, permission: Permission, group: str | None = None) -> bool:
@@ -324,8 +323,7 @@ class Keys:
         bound = None if spec.certificate is None else self._store.table.bound_to(spec.certificate)
         if bound is not None:
             raise InvalidRequestError(
-                f"certificate {spec.certificate!r} is already bound: revoke {bound.id} first",
-                field="certificate",
+                f"certificate {spec.certificate!r} is already bound: revoke {bound.id} first", field="certificate"
             )
         await self._remove_expired(spec, now, deadline)
         self._require_few_live(spec, now)

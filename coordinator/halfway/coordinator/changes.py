@@ -14,13 +14,7 @@ from halfway.coordinator.operations import Operation
 from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Tombstone
 from halfway.coordinator.requests import End, EndResult
 from halfway.protocol.entries import Ended, Entry, ParkedEntry, Pending, Unresolved
-from halfway.protocol.errors import (
-    EndUnconfirmedError,
-    HalfwayError,
-    NotWrittenError,
-    OvertakenError,
-    RetryableError,
-)
+from halfway.protocol.errors import EndUnconfirmedError, HalfwayError, NotWrittenError, OvertakenError, RetryableError
 from halfway.protocol.policy import COMMIT_SAID
 from halfway.protocol.principal import Permission
 from halfway.protocol.records import NO_BARRIER, Half, Message, MessageDigest, Op, OpKind, Origin, Parked
@@ -328,13 +322,7 @@ def _ended(shard: int, entry: Unresolved, half: Half | None, fields: OpFields, k
 
 def noted(shard: int, entry: Pending, fields: OpFields, kind: OpKind) -> LaneWrite:
     """Return the write of an op marker alone: CHECKED (a check was sent, or a remark was left) or VERDICT."""
-    return _write(
-        shard,
-        entry,
-        State.PREPARED,
-        fields.deadline,
-        op=_op(kind, entry, None, fields),
-    )
+    return _write(shard, entry, State.PREPARED, fields.deadline, op=_op(kind, entry, None, fields))
 
 
 def parked(shard: int, entry: Unresolved, half: Half, fields: OpFields) -> LaneWrite:

@@ -36,14 +36,7 @@ from halfway.coordinator.prepare import Preparation, Preparer
 from halfway.coordinator.queries.action_log import Auditor, describe_group_change
 from halfway.coordinator.queries.activity import Activity
 from halfway.coordinator.queries.queries import Histories, Lookup, Queries
-from halfway.coordinator.records import (
-    CheckCall,
-    EndCall,
-    GetCall,
-    HistoryView,
-    PrepareCall,
-    ResumeCall,
-)
+from halfway.coordinator.records import CheckCall, EndCall, GetCall, HistoryView, PrepareCall, ResumeCall
 from halfway.coordinator.requests import (
     End,
     EndResult,
@@ -110,28 +103,11 @@ class Coordinator:
         activity = Activity.around(observer, clock)
         self.is_registered = self._groups.is_registered
         self.groups = self._groups.all
-        self._ending = Ending(
-            authority,
-            self._shards,
-            self._groups,
-            self._lookup,
-            lane,
-            clock,
-            activity,
-        )
+        self._ending = Ending(authority, self._shards, self._groups, self._lookup, lane, clock, activity)
         self.changes_waiting = self._ending.waiting
         self._ending.audit = self.auditor.record_end
         self._preparer = Preparer(
-            limits,
-            authority,
-            self._shards,
-            half_log,
-            self._groups,
-            self._lookup,
-            topics,
-            clock,
-            activity,
-            self._ending,
+            limits, authority, self._shards, half_log, self._groups, self._lookup, topics, clock, activity, self._ending
         )
         self.turns = Turns()
         """The turns in which long reads and batches are done, slice by slice."""
@@ -148,24 +124,12 @@ class Coordinator:
         self._preparer.forward = self._forward_prepare
         self._ending.forward = self._forward_end
         self.peer_handler = PeerHandler(
-            self._preparer,
-            self._ending,
-            self._queries,
-            self._groups,
-            self._checks,
-            self._leases,
+            self._preparer, self._ending, self._queries, self._groups, self._checks, self._leases
         )
         """Answers the calls of other instances."""
         self.peer_handler.turns = self.turns
         self.statistics = ClusterStatistics(
-            authority,
-            self._shards,
-            self._groups,
-            self._checks,
-            activity,
-            lane,
-            self._forwarder,
-            clock,
+            authority, self._shards, self._groups, self._checks, activity, lane, self._forwarder, clock
         )
         """Gathers the figures of all instances."""
         self.statistics.instance = instance
@@ -177,13 +141,7 @@ class Coordinator:
 
     def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> Operation[EndResult]:
         """Commit or roll back a transaction, or report its outcome as unknown (docs/protocol.md#end-the-lane)."""
-        return self._ending.end(
-            request,
-            deadline=deadline,
-            principal=principal,
-            forwards=True,
-            is_audited=True,
-        )
+        return self._ending.end(request, deadline=deadline, principal=principal, forwards=True, is_audited=True)
 
     def _forward_prepare(self, one: Preparation, error: NotServedError) -> asyncio.Task[Any] | None:
         call = PrepareCall(request=one.request)

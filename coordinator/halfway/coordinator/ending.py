@@ -142,12 +142,7 @@ class Ending(Path[Change]):
         return change
 
     async def resume(
-        self,
-        transaction_id: str,
-        *,
-        remark: str | None = None,
-        deadline: float,
-        principal: Principal,
+        self, transaction_id: str, *, remark: str | None = None, deadline: float, principal: Principal
     ) -> TransactionView:
         """Make a parked transaction prepared again; a prepared one is unchanged."""
         change = Change(

@@ -127,12 +127,7 @@ class Preparer(Path[Preparation]):
             UnauthenticatedError, GroupLimitedError: the caller may not make it now.
         """
         preparation = Preparation(
-            path=self,
-            request=request,
-            deadline=deadline,
-            principal=principal,
-            forwards=forwards,
-            is_relayed=is_relayed,
+            path=self, request=request, deadline=deadline, principal=principal, forwards=forwards, is_relayed=is_relayed
         )
         self.add(preparation)
         return preparation

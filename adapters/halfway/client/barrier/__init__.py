@@ -14,14 +14,7 @@ from halfway.client.barrier.barrier import (
 )
 from halfway.client.barrier.drivers import NoTransactionError, UnsupportedConnectionError
 from halfway.client.barrier.maintenance import BarrierMaintenance
-from halfway.client.barrier.stored import (
-    NoStoreError,
-    ParkedMessages,
-    Store,
-    StoredFigures,
-    StoreFullError,
-    migration,
-)
+from halfway.client.barrier.stored import NoStoreError, ParkedMessages, Store, StoredFigures, StoreFullError, migration
 from halfway.client.barrier.table import (
     TABLE,
     ConflictError,

@@ -35,12 +35,7 @@ class AtomicProducer:
     """
 
     def __init__(
-        self,
-        client: SyncHalfway,
-        using: str = DEFAULT_DB_ALIAS,
-        *,
-        confirm: bool = True,
-        when_away: WhenAway = "raise",
+        self, client: SyncHalfway, using: str = DEFAULT_DB_ALIAS, *, confirm: bool = True, when_away: WhenAway = "raise"
     ) -> None:
         """Take a client that has a `django_barrier` of the same database; raises NoBarrierError.
 
@@ -56,13 +51,7 @@ class AtomicProducer:
         self._confirm = confirm
         self._store = store_when_away(when_away, client.barrier, client.group)
 
-    def send(
-        self,
-        topic: str,
-        key: Any = None,
-        value: Any = None,
-        **options: Unpack[MessageOptions],
-    ) -> str:
+    def send(self, topic: str, key: Any = None, value: Any = None, **options: Unpack[MessageOptions]) -> str:
         """Send a message if the open atomic block commits; return the id of the halfway transaction.
 
         halfway gets nothing before the commit, and that uses another id if this is refused for its time. If the prepare
@@ -149,11 +138,7 @@ def _intercept_commits(connection: Any) -> None:
 
 
 def django_barrier(
-    using: str = DEFAULT_DB_ALIAS,
-    *,
-    table: str = TABLE,
-    retention_s: float = RETENTION_S,
-    store: Store | None = None,
+    using: str = DEFAULT_DB_ALIAS, *, table: str = TABLE, retention_s: float = RETENTION_S, store: Store | None = None
 ) -> Barrier:
     """Return the barrier in the database `using` of DATABASES. The other parameters are those of `Barrier`.
 

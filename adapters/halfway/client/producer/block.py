@@ -9,15 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from halfway.client.barrier.barrier import UncommittedConnectionError
-from halfway.client.barrier.drivers import (
-    ASYNC_WITH,
-    WITH,
-    at_once,
-    demand_opener,
-    is_open,
-    opened_by,
-    transaction_of,
-)
+from halfway.client.barrier.drivers import ASYNC_WITH, WITH, at_once, demand_opener, is_open, opened_by, transaction_of
 from halfway.client.errors import MissingRowError
 from halfway.client.messages import is_conflict
 from halfway.client.producer.transaction import NoBarrierError, Transaction, WhenAway, store_when_away

@@ -143,19 +143,11 @@ class Halfway(GroupCalls):
         task.add_done_callback(_log_failure)
 
     @overload
-    def transaction(
-        self,
-        messages: Iterable[Message],
-        begin: Begin,
-        **options: Unpack[BlockOptions],
-    ) -> Block: ...
+    def transaction(self, messages: Iterable[Message], begin: Begin, **options: Unpack[BlockOptions]) -> Block: ...
 
     @overload
     def transaction(
-        self,
-        messages: Iterable[Message],
-        begin: None = None,
-        **options: Unpack[TransactionOptions],
+        self, messages: Iterable[Message], begin: None = None, **options: Unpack[TransactionOptions]
     ) -> Transaction: ...
 
     def transaction(

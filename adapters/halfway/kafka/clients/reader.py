@@ -22,14 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Self, TypeVar
 
 import structlog
-from confluent_kafka import (
-    OFFSET_END,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     ListOffsetsResultInfo,
     OffsetSpec,

@@ -105,11 +105,7 @@ class RehearsalFailure:
                 f"topic {self.topic!r} refuses a message ({self.detail}): if it is compacted now, it takes none "
                 "without a key; set its cleanup.policy to delete, or roll back"
             )
-        return Blame(
-            refusal=TopicUnavailableError,
-            topic=self.topic,
-            detail=detail,
-        )
+        return Blame(refusal=TopicUnavailableError, topic=self.topic, detail=detail)
 
 
 class Rehearsal:

@@ -14,12 +14,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import structlog
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    IsolationLevel,
-    KafkaException,
-    Message,
-)
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaException, Message
 
 from halfway.coordinator.logging import Instant
 from halfway.coordinator.ports import Observer, OwnerHint

@@ -247,12 +247,7 @@ class RecordReader:
             raise KafkaUnavailableError("halfway is not running")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         request = _ReadRequest(
-            place=place,
-            offset=offset,
-            key=key,
-            decode=decode,
-            deadline=self._loop.monotonic(deadline),
-            future=future,
+            place=place, offset=offset, key=key, decode=decode, deadline=self._loop.monotonic(deadline), future=future
         )
         with self._condition:
             if self._stopping or len(self._waiting) >= MAX_READS:

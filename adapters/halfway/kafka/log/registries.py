@@ -115,10 +115,7 @@ class ExclusiveWriter:
         if self._producer is not None:
             return
         producer = TransactionalProducer(
-            self._config,
-            self._transactional_id,
-            message_timeout_s=_MESSAGE_S,
-            **_OVERRIDES,
+            self._config, self._transactional_id, message_timeout_s=_MESSAGE_S, **_OVERRIDES
         )
         try:
             producer.initialise(until, self._stopping.is_set)

@@ -147,10 +147,7 @@ class Acquisition:
             if reader is not None:
                 reader.close()
         log.info(
-            "shards_acquired",
-            shards=[self.shard],
-            seconds=round(time.monotonic() - started, 3),
-            records=reader.records,
+            "shards_acquired", shards=[self.shard], seconds=round(time.monotonic() - started, 3), records=reader.records
         )
         return acquired
 
@@ -200,11 +197,7 @@ class Acquisition:
         shard = self.shard
         config, now = self.config, time.time_ns() // 1_000_000
         owner = Owner(
-            shard=shard,
-            incarnation=self.incarnation,
-            lane_ids=self.lane_ids,
-            url=config.instance_url,
-            acquired_at=now,
+            shard=shard, incarnation=self.incarnation, lane_ids=self.lane_ids, url=config.instance_url, acquired_at=now
         )
         barrier = encode_barrier(Barrier(incarnation=self.incarnation, at=now))
         headers = record_headers(KIND_BARRIER, "", "acquired")

@@ -412,14 +412,7 @@ def _key_text(key: Key) -> str:
 
 
 def apply(
-    path: str,
-    remote: Remote,
-    *,
-    token: str | None,
-    dry_run: bool,
-    prune: bool,
-    keys_dir: Path | None,
-    show_keys: bool,
+    path: str, remote: Remote, *, token: str | None, dry_run: bool, prune: bool, keys_dir: Path | None, show_keys: bool
 ) -> int:
     """Show what is to be done and do it; return the exit status."""
     declared, now = read_file(path), read_deployment(remote)

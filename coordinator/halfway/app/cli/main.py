@@ -119,14 +119,7 @@ def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...
 @url_option
 @token_option
 def apply(
-    file: str,
-    url: str,
-    token: str | None,
-    *,
-    dry_run: bool,
-    prune: bool,
-    keys_dir: Path | None,
-    show_keys: bool,
+    file: str, url: str, token: str | None, *, dry_run: bool, prune: bool, keys_dir: Path | None, show_keys: bool
 ) -> None:
     """Make the groups and keys of a deployment what a TOML file declares, after showing what differs.
 

@@ -165,9 +165,7 @@ def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]
         demand_nonce=settings.check_demand_nonce,
         secrets_of=secrets_of,
         destinations=Destinations(
-            hosts=settings.check_hosts,
-            networks=settings.check_networks,
-            also_networks=settings.check_also_networks,
+            hosts=settings.check_hosts, networks=settings.check_networks, also_networks=settings.check_also_networks
         ),
         ssl_context=check_authorities(settings),
         proxy=None if settings.check_proxy is None else settings.check_proxy.get_secret_value(),

@@ -176,8 +176,7 @@ def configure(*, level: str, worker: int | None = None, lock: int | None = None)
     handler = logging.StreamHandler(sys.stderr) if lock is None else _SharedHandler(sys.stderr, lock)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
         )
     )
     root = logging.getLogger()
@@ -186,11 +185,7 @@ def configure(*, level: str, worker: int | None = None, lock: int | None = None)
     # It logs the start and the end of each job, every second and for every shard.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,

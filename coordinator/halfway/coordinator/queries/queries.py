@@ -408,11 +408,7 @@ _VERDICTS: Final = {
     OpKind.VERDICT: Outcome.COMMIT.value,
 }
 """The verdict of a check that led to an op of this kind. Such a check has no op of its own."""
-_STATES: Final = {
-    OpKind.COMMITTED: State.COMMITTED,
-    OpKind.ROLLED_BACK: State.ROLLED_BACK,
-    OpKind.PARKED: State.PARKED,
-}
+_STATES: Final = {OpKind.COMMITTED: State.COMMITTED, OpKind.ROLLED_BACK: State.ROLLED_BACK, OpKind.PARKED: State.PARKED}
 
 
 class Histories:

@@ -15,21 +15,9 @@ from halfway.coordinator.changes import Change
 from halfway.coordinator.ports import Clock, KnownLog, LaneWrite, LogLoss, Tombstone, Written
 from halfway.coordinator.records import ShardFigures
 from halfway.coordinator.requests import ServiceLimits
-from halfway.coordinator.shards.shard import (
-    Losses,
-    Missing,
-    Shard,
-    figures_of,
-    lacks_end,
-    missing,
-    not_served,
-)
+from halfway.coordinator.shards.shard import Losses, Missing, Shard, figures_of, lacks_end, missing, not_served
 from halfway.protocol.entries import Ended, Pending, Unresolved
-from halfway.protocol.errors import (
-    NotServedError,
-    ShardUnavailableError,
-    UnknownTransactionError,
-)
+from halfway.protocol.errors import NotServedError, ShardUnavailableError, UnknownTransactionError
 from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Foreign, Half
 from halfway.protocol.shard import ShardState

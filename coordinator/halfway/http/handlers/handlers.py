@@ -215,11 +215,7 @@ async def fetch_checks(call: Call) -> Answer:
     name = path_parameter("group", call.parameter, models.GroupName)
     given = parameters(models.PollParameters, *call.query)
     checks = await call.site.coordinator.lease_checks(
-        name,
-        at_most=given.max,
-        wait_s=given.wait_s,
-        principal=call.principal,
-        is_connected=lambda: call.has_reader,
+        name, at_most=given.max, wait_s=given.wait_s, principal=call.principal, is_connected=lambda: call.has_reader
     )
     if not any(is_large(check.messages) for check in checks):
         return answer(HTTPStatus.OK, models.CheckList(checks=[models.fetched(check) for check in checks]))

@@ -17,12 +17,7 @@ from aiohttp import web
 from halfway.coordinator.fairness import Places, Shares
 from halfway.coordinator.requests import Count, Seconds
 from halfway.http.requests.validation import demand_few_members
-from halfway.http.responses import (
-    BodyTimeoutError,
-    BodyTooLargeError,
-    MalformedJsonError,
-    UnsupportedMediaTypeError,
-)
+from halfway.http.responses import BodyTimeoutError, BodyTooLargeError, MalformedJsonError, UnsupportedMediaTypeError
 from halfway.protocol.errors import OverloadedError, ShuttingDownError
 
 JSON: Final = "application/json"

@@ -309,11 +309,7 @@ class Api:
                 return await operation.handler(call)
         has_body = operation.body is not None
         call.body = await self.in_flight.receive(
-            call.request,
-            call.deadline,
-            caller,
-            reads=has_body,
-            expected=has_body and not operation.has_optional_body,
+            call.request, call.deadline, caller, reads=has_body, expected=has_body and not operation.has_optional_body
         )
         try:
             answer = await (self._admit_and_handle(operation, call) if operation.begins else operation.handler(call))
