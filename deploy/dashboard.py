@@ -268,8 +268,8 @@ def _of_shards() -> list[Any]:
 
 def _process() -> list[Any]:
     hits, misses = (per_s(f"halfway_payload_cache_{what}_total", "instance", HERE) for what in ("hits", "misses"))
-    held = f"sum by (instance) (halfway_pending{{{HERE}}} + halfway_parked{{{HERE}}})"
-    most = f'sum by (instance) (halfway_limit{{{HERE}, limit="pending"}})'
+    held = f"sum without (shard) (halfway_pending{{{HERE}}} + halfway_parked{{{HERE}}})"
+    most = f'max without (limit) (halfway_limit{{{HERE}, limit="pending"}})'
     return [
         lines("CPU", "percentunit", (per_s("process_cpu_seconds_total", "instance", HERE), "{{instance}}")),
         lines("Resident memory", "bytes", (f"process_resident_memory_bytes{{{HERE}}}", INSTANCE)),
@@ -277,7 +277,7 @@ def _process() -> list[Any]:
         lines(
             "Pending and parked, of the most",
             "percentunit",
-            (f"{held} / {most}", "{{instance}}"),
+            (f"{held} / {most}", INSTANCE),
         ),
         lines("Open files", "short", (f"process_open_fds{{{HERE}}}", INSTANCE)),
         lines("Requests in flight", "short", (f"halfway_requests_in_flight{{{HERE}}}", INSTANCE)),

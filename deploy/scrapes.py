@@ -13,10 +13,10 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.coordinator.rest_client import Rest
-from tests.support.queries import DEPLOY, alerts, named
+from tests.support.queries import DEPLOY, alerts, filled_in, named, queries, shown
 
 _ANSWERS_WITHIN_S = 5
-_NAMES = {metric for alert in alerts() for metric in named(alert["expr"])}
+_NAMES = {metric for query in queries() for metric in named(query)}
 _OF_A_GROUP = {alert["alert"] for alert in alerts() if "$labels.group" in alert["annotations"]["summary"]}
 _ABSENT = "_"
 
@@ -33,6 +33,8 @@ class Scrapes:
         self._instances = instances
         self._count = 0
         self._values: dict[str, list[str]] = {}
+        self.workers: dict[str, Collection[str]] = {}
+        """The numbers of an instance's workers. Its page is read for each, as a service with workers exports them."""
 
     async def take(self, times: int = 1) -> "Scrapes":
         """Scrape each instance; one that does not answer is down."""
@@ -45,7 +47,8 @@ class Scrapes:
                 except (aiohttp.ClientError, TimeoutError):
                     text = ""
                 self._add("up", {"instance": name}, float(bool(text)))
-                self.read(text, instance=name)
+                for labels in [{"worker": worker} for worker in self.workers.get(name, ())] or [{}]:
+                    self.read(text, instance=name, **labels)
             self._count += 1
         return self
 
@@ -77,9 +80,6 @@ class Scrapes:
 
         If none is to fire, none may at any time; else a loop may pause too, as a busy machine lets any.
         """
-        series = [
-            {"series": name, "values": " ".join([*values, *self._gap(values)])} for name, values in self._values.items()
-        ]
         excluded = "|".join({*besides, "HalfwayLoopPaused"} - {*firing} if firing else ())
         expression = f'group by (alertname, group) (ALERTS{{alertstate="firing", alertname!~"{excluded}"}})'
         labels = ({"alertname": one} | ({"group": group} if one in _OF_A_GROUP else {}) for one in firing)
@@ -89,11 +89,24 @@ class Scrapes:
         ]
         last = (self._count - 1) * self._step_s
         times = [last] if firing else range(0, last + 1, self._step_s)
-        test: dict[str, Any] = {
-            "interval": f"{self._step_s}s",
-            "input_series": series,
-            "promql_expr_test": [{"expr": expression, "eval_time": f"{at}s", "exp_samples": samples} for at in times],
-        }
+        self._judge([{"expr": expression, "eval_time": f"{at}s", "exp_samples": samples} for at in times])
+
+    def expect_panels(self, *, empty: Collection[str]) -> None:
+        """Fail unless each query of the dashboard finds something, except those of panels with these titles."""
+        last = f"{(self._count - 1) * self._step_s}s"
+        one = [{"labels": "{}", "value": 1}]
+        tests: list[dict[str, Any]] = []
+        for title, query in shown():
+            found = f"count({filled_in(query)})"
+            asked = f"({found} or vector(0)) >= bool 0" if title in empty else f"{found} > bool 0"
+            tests.append({"expr": asked, "eval_time": last, "exp_samples": one})
+        self._judge(tests)
+
+    def _judge(self, tests: list[dict[str, Any]]) -> None:
+        series = [
+            {"series": name, "values": " ".join([*values, *self._gap(values)])} for name, values in self._values.items()
+        ]
+        test = {"interval": f"{self._step_s}s", "input_series": series, "promql_expr_test": tests}
         document = {"rule_files": [str(DEPLOY / "prometheus" / "halfway.rules.yml")], "tests": [test]}
         _run_promtool(json.dumps(document | {"evaluation_interval": "30s"}))
 

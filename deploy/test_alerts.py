@@ -33,7 +33,7 @@ from tests.support.brokers.raw import set_quota
 from tests.support.coordinator.by_hand import append_all
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.faulty import NewFaultyCoordinator
-from tests.support.coordinator.fleet import Fleet, id_in, settled
+from tests.support.coordinator.fleet import SHARDS, Fleet, id_in, settled
 from tests.support.coordinator.metrics import samples, total
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator, halfway_command
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
@@ -444,6 +444,42 @@ async def test_somebody_writes_what_only_halfway_may(
     scrapes = Scrapes(a=rest)
     scrapes.read(figures.read_text(encoding="utf-8"), instance="node")
     return await scrapes.take()
+
+
+NOT_HERE = {
+    "Age of what is known",
+    "Callers without permission",
+    "Cannot be acquired",
+    "Changes that wait",
+    "Ends that are refused",
+    "Incarnations that ended",
+    "Streams",
+    "What the log has lost, or others wrote",
+}
+"""Panels a query of which needs a fault, a stream, keys or a moment that this run does not have."""
+
+
+async def test_every_panel_shows_something(
+    fleet: Fleet, connect: Connect, endpoint: CheckEndpoint, group: str, topic: str
+) -> None:
+    """Of two instances, one of which has workers."""
+    fleet.settings["HALFWAY_CHECK_ALSO_NETWORKS"] = "127.0.0.0/8"
+    fleet.start(2)
+    rests = a, b = [connect(member) for member in fleet.members]
+    await settled(rests)
+    (await a.put_group(group, topics=[topic], urls=[endpoint.url], policy=ASKS_ONCE)).expect(201)
+    scrapes = Scrapes(a=a, b=b)
+    scrapes.workers["b"] = ["0", "1"]
+    for rest in rests:
+        await counted(rest, 0, "halfway_kafka_round_trip_seconds")
+    for _ in range(4):
+        await scrapes.take()
+        for shard in range(SHARDS):
+            for rest in rests:
+                await rest.commit(await rest.prepared(group, [message(topic)], as_id=id_in(shard)), retry=True)
+        await a.until(await a.prepared(group, [message(topic)]), "parked")
+        (await b.prepare(group, [message("another")])).expect(422)
+    scrapes.expect_panels(empty=NOT_HERE)
 
 
 @pytest.mark.usefixtures("short_lived_brokers")

@@ -13,6 +13,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 Named = dict[str, dict[str, set[str]]]
 """By metric: its labels, each with the values that it is compared with."""
 _GRAFANA = re.compile(r"\[\$__(rate_interval|range)\]")
+_VARIABLE = re.compile(r"\$(job|instance|group)")
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -20,13 +21,20 @@ def alerts() -> list[dict[str, Any]]:
     return list(group["rules"])
 
 
+def shown() -> list[tuple[str, str]]:
+    """Return the expressions of the dashboard, each with the title of its panel."""
+    panels = json.loads((DEPLOY / "grafana" / "halfway.json").read_text(encoding="utf-8"))["panels"]
+    return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
+
+
 def queries() -> list[str]:
     """Return the expressions of the alerts, and of the panels of the dashboard."""
-    panels = json.loads((DEPLOY / "grafana" / "halfway.json").read_text(encoding="utf-8"))["panels"]
-    return [
-        *(alert["expr"] for alert in alerts()),
-        *(target["expr"] for panel in panels for target in panel.get("targets", ())),
-    ]
+    return [*(alert["expr"] for alert in alerts()), *(expression for _, expression in shown())]
+
+
+def filled_in(expression: str) -> str:
+    """Return an expression of the dashboard as Grafana sends it, if all is chosen and five minutes are shown."""
+    return _VARIABLE.sub(lambda found: "halfway" if found[1] == "job" else ".*", _GRAFANA.sub("[5m]", expression))
 
 
 def named(expression: str) -> Named:
