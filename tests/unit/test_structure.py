@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_251,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 76_888,
+    "lines of tests": 76_896,
     "lines of bench": 3_999,
     "bytes of pages": 204_783,
     "settings": 50,
