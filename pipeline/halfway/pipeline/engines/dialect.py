@@ -96,8 +96,18 @@ MACROS: Final = (
     "shiftright(number, bits) as number >> bits",
     "percentile(number, share) as quantile_cont(number, share)",
     "size(list) as len(list)",
+    "collect_list(item) as list(item) filter (where item is not null)",
+    "collect_set(item) as list(distinct item) filter (where item is not null)",
+    "sort_array(list) as coalesce(list_sort(list), [])",
+    "array_compact(list) as list_filter(list, lambda item: item is not null)",
+    "xxhash64(text) as cast(hash(text) >> 1 as bigint)",
 )
-"""Functions of Spark's that DuckDB knows by another name, as its macros."""
+"""Functions of Spark's that DuckDB knows by another name, as its macros. Their hashes differ: a hash is of one run."""
+
+
+def number_of(text: str) -> str:
+    """Return a number that represents a text in this run: 64 bits of a hash, null for null."""
+    return f"case when {text} is not null then xxhash64({text}) end"
 
 
 class Dialect:
@@ -127,11 +137,6 @@ class Dialect:
         """Return whether the whole text matches a pattern. The pattern has no quotes."""
         return self._either(rf"({text} rlike r'\A(?:{pattern})\z')", f"regexp_full_match({text}, '{pattern}')")
 
-    def number_of(self, text: str) -> str:
-        """Return a number that represents a text in this run: 64 bits of a hash, null for null."""
-        number = self._either(f"xxhash64({text})", f"cast(hash({text}) >> 1 as bigint)")
-        return f"case when {text} is not null then {number} end"
-
     def own_headers(self) -> str:
         """Return the producer's own headers as the bytes that are hashed (docs/protocol.md#topics)."""
         spark = """filter(headers, each -> not startswith(each.key, 'halfway-')),
@@ -156,32 +161,11 @@ class Dialect:
             f"generate_subscripts({array}, 1) - 1 as {number}, unnest({array}) as {element}",
         )
 
-    def collected(self, element: str, condition: str) -> str:
-        """Return the sorted array of an expression over the rows that meet a condition."""
-        return self._either(
-            f"sort_array(collect_list(case when {condition} then {element} end))",
-            f"coalesce(list_sort(list({element}) filter (where {condition})), [])",
-        )
-
     def any(self, array: str, condition: str) -> str:
         """Return whether an element of an array, named `one`, meets a condition."""
         return self._either(
             f"exists({array}, one -> {condition})",
             f"coalesce(len(list_filter({array}, lambda one: {condition})) > 0, false)",
-        )
-
-    def distinct(self, element: str) -> str:
-        """Return the sorted array of the distinct values of an expression, without nulls."""
-        return self._either(
-            f"sort_array(collect_set({element}))",
-            f"coalesce(list_sort(list(distinct {element}) filter (where {element} is not null)), [])",
-        )
-
-    def compact(self, *elements: str) -> str:
-        """Return an array of the elements that are not null."""
-        together = ", ".join(elements)
-        return self._either(
-            f"array_compact(array({together}))", f"list_filter([{together}], lambda each: each is not null)"
         )
 
     def xor(self, one: str, other: str) -> str:

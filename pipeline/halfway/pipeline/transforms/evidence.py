@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from halfway.pipeline.engines.dialect import Dialect, Frame
+from halfway.pipeline.engines.dialect import Dialect, Frame, number_of
 from halfway.pipeline.engines.engine import Engine, union, where
 from halfway.pipeline.sources.headers import COMMITTED, content, lives_once
 
@@ -245,8 +245,7 @@ def _last(engine: Engine, records: Frame, limits: Limits, group: str, *, by: str
 
 def _alone(engine: Engine, messages: Frame, limits: Limits) -> Frame:
     """Return messages in the form of `_copies`, one row for each."""
-    d = engine.dialect
-    content, headers = d.number_of("content"), d.number_of("own_headers")
+    content, headers = number_of("content"), number_of("own_headers")
     prepared_at = _time(limits, "prepared_at")
     return engine.query(
         f"""select id, topic, slot, {prepared_at} as prepared_at, {prepared_at} as until, {_time(limits)} as "at",
@@ -294,7 +293,6 @@ def _events_of(engine: Engine, evidence: Evidence, condition: str, limits: Limit
     A tombstone, an unsettled record and one that cannot be read have no span: they belong to the use that is there at
     their time. An unsettled record can be a message, and by another clock its prepare can be later.
     """
-    d = engine.dialect
     at = _time(limits)
     prepared_at = _time(limits, "prepared_at")
     alive = {"group": '"group"', "prepared_at": "prepared_at", "at": '"at"'}
@@ -306,8 +304,8 @@ def _events_of(engine: Engine, evidence: Evidence, condition: str, limits: Limit
         ),
         _event(
             "named", "$named", prepared_at, _time(limits, "until"), condition, prepared_at="prepared_at",
-            ended_at="ended_at", at=_time(limits, "op_at"), topic="topic", slot="slot", wanted=d.number_of("content"),
-            wanted_headers=d.number_of("own_headers"), wanted_key=d.number_of("key_hash"), wanted_total="total",
+            ended_at="ended_at", at=_time(limits, "op_at"), topic="topic", slot="slot", wanted=number_of("content"),
+            wanted_headers=number_of("own_headers"), wanted_key=number_of("key_hash"), wanted_total="total",
             wanted_partition='"partition"',
         ),
         _event(

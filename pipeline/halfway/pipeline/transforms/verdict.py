@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from halfway.pipeline.engines.dialect import Dialect, Frame
+from halfway.pipeline.engines.dialect import Dialect, Frame, number_of
 from halfway.pipeline.engines.engine import Engine
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.headers import COMMITTED, ROLLED_BACK
@@ -95,7 +95,7 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
     frames = {"lives": lives, "topics": evidence.topics, "partitions": evidence.partitions}
     if evidence.latest_of_keys is not None:
         keys = f"""left join (
-                select topic as key_topic, {engine.dialect.number_of("key_hash")} as key_number, last_at
+                select topic as key_topic, {number_of("key_hash")} as key_number, last_at
                 from $latest_of_keys
             ) keys on key_topic = grouped.topic and key_number = wanted_key and compacted"""  # noqa: S608
         # The time of another producer's record proves nothing.
@@ -168,12 +168,13 @@ def _transactions(d: Dialect) -> str:
         **{name: f'max("{name}")' for name in greatest},
         **{name: f"cast(count_if({condition}) as int)" for name, condition in counted.items()},
         "prepared_at": "min(prepared_at)",
-        "topics": d.distinct("topic"),
+        "topics": "sort_array(collect_set(topic))",
         "found": "cast(sum(found) as int)",
         "older": "bool_and(older)",
         "ended_again": """min(case when topic is null then first_place end)
             <> max(case when topic is null then last_place end)""",
-        "evidence": d.collected(evidence, f"problem is not null and coalesce(slot, 0) <= {_SHOWN_SLOTS}"),
+        "evidence": f"""sort_array(collect_list(
+            case when problem is not null and coalesce(slot, 0) <= {_SHOWN_SLOTS} then {evidence} end))""",
     }
     together = ", ".join(f'{value} as "{name}"' for name, value in columns.items())
     return f"select id, life, {together} from $slots group by id, life"  # noqa: S608
@@ -213,7 +214,8 @@ def _judged(d: Dialect, limits: Limits) -> str:
             and coalesce(half_at between {limits.halves_since} and {limits.cut - limits.horizon_ms - limits.slack_ms},
                 false))"""),
     )  # fmt: skip
-    anomalies = d.compact(*(f"case when {wrong} then '{name}' end" for name, wrong in findings))
+    found = ", ".join(f"case when {wrong} then '{name}' end" for name, wrong in findings)
+    anomalies = f"array_compact({d.array}({found}))"
     first = " ".join(f"when {wrong} then '{name}'" for name, wrong in findings)
     nowhere = d.struct(partition="cast(0 as bigint)", offset="cast(0 as bigint)")
     gone = d.struct(
