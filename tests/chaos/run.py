@@ -36,15 +36,7 @@ from tests.chaos.groups import register, use_keys
 from tests.chaos.network_process import NetworkProcess
 from tests.chaos.operator import Operator
 from tests.chaos.probes import Probes
-from tests.chaos.producers import (
-    DROPPING,
-    FLEETING,
-    LEAVING,
-    PULLED,
-    STRICT,
-    TOPICS,
-    Producers,
-)
+from tests.chaos.producers import DROPPING, FLEETING, LEAVING, PULLED, STRICT, TOPICS, Producers
 from tests.chaos.stage import SESSION_S, SHARDS, Stage
 from tests.chaos.topic_faults import TopicFaults
 

@@ -162,21 +162,11 @@ def archive(output: str, topics: tuple[str, ...], **options: Any) -> None:
 
 
 @command
-def ledger(
-    output: str,
-    *,
-    once: bool,
-    every_s: float,
-    max_records: int,
-    **options: Any,
-) -> None:
+def ledger(output: str, *, once: bool, every_s: float, max_records: int, **options: Any) -> None:
     """Follow the topics and write a row for each transaction when it ends. It can be killed and started again."""
     with opened("ledger", "spark", Places(output=output), options) as found:
         how = ledger_job.LedgerOptions(
-            once=once,
-            every_s=every_s,
-            max_records=max_records,
-            horizon_ms=round(found.times.outcome_horizon_s * 1000),
+            once=once, every_s=every_s, max_records=max_records, horizon_ms=round(found.times.outcome_horizon_s * 1000)
         )
 
         def say(line: str) -> None:

@@ -26,10 +26,7 @@ pytestmark = pytest.mark.xdist_group("guarded_kafka")
 
 @pytest.mark.timeout(1200)
 async def test_orders_go_on_while_halfway_or_kafka_is_away(
-    guarded_kafka: GuardedKafka,
-    new_coordinator: NewCoordinator,
-    servers: Mapping[str, Server],
-    tmp_path: Path,
+    guarded_kafka: GuardedKafka, new_coordinator: NewCoordinator, servers: Mapping[str, Server], tmp_path: Path
 ) -> None:
     """Coordinator and broker are killed in turn, and the broker is frozen; services are killed all the time."""
     servers_of_kafka = guarded_kafka.bootstrap_servers

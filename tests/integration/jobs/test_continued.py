@@ -15,14 +15,7 @@ from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.tables import LocalFolder
 from halfway.protocol.records import Message, OpKind
 from tests.support.pipeline.archives import rows_in
-from tests.support.pipeline.audits import (
-    MESSAGES,
-    OPTIONS,
-    committed,
-    continued,
-    counts_in,
-    made_at,
-)
+from tests.support.pipeline.audits import MESSAGES, OPTIONS, committed, continued, counts_in, made_at
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, PREFIX, START, Log, LogSource
 

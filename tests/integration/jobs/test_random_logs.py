@@ -12,15 +12,7 @@ from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.tables import Folder, LocalFolder
-from tests.support.pipeline.audits import (
-    OPTIONS,
-    DiedError,
-    assert_whole,
-    continued,
-    cuts_of,
-    dying_engine,
-    found_in,
-)
+from tests.support.pipeline.audits import OPTIONS, DiedError, assert_whole, continued, cuts_of, dying_engine, found_in
 from tests.support.pipeline.logs import LogSource
 from tests.support.pipeline.random_logs import RandomLog
 

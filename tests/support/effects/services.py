@@ -202,11 +202,7 @@ def consume_async(given: Settings) -> None:
 
 
 def consumer_settings(given: Settings) -> dict[str, Any]:
-    kafka = {
-        "bootstrap.servers": given["bootstrap_servers"],
-        "session.timeout.ms": 6000,
-        "heartbeat.interval.ms": 1000,
-    }
+    kafka = {"bootstrap.servers": given["bootstrap_servers"], "session.timeout.ms": 6000, "heartbeat.interval.ms": 1000}
     retries = Retries(attempts=100, first_pause_s=0.01, max_pause_s=0.2)
     return {"settings": kafka, "group": given["group"], "topics": [given["topic"]], "retries": retries}
 

@@ -474,10 +474,7 @@ def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_sooner() -> None:
     history[0] = Run(seed=7, topics=TOPICS, wall=WALL, horizon_s=150)
     no_op(topics, "a")
     topics.append(Op(shard=0, offset=20, id="a", kind="COMMITTED", cause="producer", at=WALL + 4))
-    at_end(
-        history,
-        Looked(at=100 * SECOND, sent_at=100 * SECOND, id="a", status=404, error_code="unknown_transaction"),
-    )
+    at_end(history, Looked(at=100 * SECOND, sent_at=100 * SECOND, id="a", status=404, error_code="unknown_transaction"))
     assert found(history, topics) == set()
     at_end(history, Looked(at=50 * SECOND, sent_at=50 * SECOND, id="a", status=404, error_code="unknown_transaction"))
     assert found(history, topics) == {
@@ -518,10 +515,7 @@ def test_an_id_that_is_refused_for_its_age_while_it_is_pending_is_lost() -> None
 
 
 def away(since_s: int, until_s: int) -> tuple[Serving, Serving]:
-    return (
-        Serving(at=since_s * SECOND, shard=3, serving=False),
-        Serving(at=until_s * SECOND, shard=3, serving=True),
-    )
+    return (Serving(at=since_s * SECOND, shard=3, serving=False), Serving(at=until_s * SECOND, shard=3, serving=True))
 
 
 def test_how_long_shards_were_away_and_calls_took_are_figures() -> None:

@@ -178,12 +178,7 @@ async def test_callers_share_one_stream(world: RestWorld, long_attempts: None) -
     async with Halfway(world.url, "shop", prepare_timeout_s=60, end_timeout_s=60, stream=True) as client:
         await run_many(client, 300)
     assert len(values(world)) == 300
-    assert world.requests.counts == {
-        ("putGroup", 201): 1,
-        ("stream", 101): 1,
-        ("prepare", 201): 300,
-        ("end", 200): 300,
-    }
+    assert world.requests.counts == {("putGroup", 201): 1, ("stream", 101): 1, ("prepare", 201): 300, ("end", 200): 300}
 
 
 async def test_without_a_stream_callers_at_one_moment_share_requests(world: RestWorld, long_attempts: None) -> None:
@@ -426,11 +421,7 @@ async def test_an_asynchronous_serializer_is_awaited() -> None:
 
 
 async def test_a_block_of_another_client_hides_none_around_it(world: RestWorld, halfway: Halfway) -> None:
-    async with (
-        Halfway(world.url, "shop") as other,
-        halfway.transaction([ORDER]) as outer,
-        other.transaction([ORDER]),
-    ):
+    async with Halfway(world.url, "shop") as other, halfway.transaction([ORDER]) as outer, other.transaction([ORDER]):
         with pytest.raises(NestedTransactionError, match=outer.id):
             await halfway.transaction([ORDER]).__aenter__()
         with pytest.raises(NestedTransactionError, match=outer.id):

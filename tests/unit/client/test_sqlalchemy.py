@@ -26,11 +26,7 @@ from halfway.client import (
     SyncHalfway,
     UnserialisableMessageError,
 )
-from halfway.client.barrier import (
-    AsyncBarrier,
-    NoTransactionError,
-    UnsupportedConnectionError,
-)
+from halfway.client.barrier import AsyncBarrier, NoTransactionError, UnsupportedConnectionError
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
 from tests.support.client.shop import Base, Order, Shop, counting, final_state, prepares, run, transactional, values
 from tests.support.rest.client import RestWorld

@@ -250,10 +250,7 @@ def test_an_outcome_costs_at_most_150_bytes(name: str | None) -> None:
 
 KEYS = st.sampled_from("abcde")
 _STEP_MS = 400  # a few in a second
-changes = st.one_of(
-    st.tuples(st.just("put"), KEYS, st.integers(0, 9)),
-    st.tuples(st.just("discard"), KEYS, st.just(0)),
-)
+changes = st.one_of(st.tuples(st.just("put"), KEYS, st.integers(0, 9)), st.tuples(st.just("discard"), KEYS, st.just(0)))
 plans = st.one_of(
     changes,
     st.tuples(st.just("pop_up_to"), st.just(""), st.integers(0, 9)),

@@ -38,9 +38,7 @@ def test_what_is_no_time_is_refused_with_the_remedy(text: str) -> None:
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1"])
 @pytest.mark.parametrize(
-    "command",
-    [["audit", "--grace-s"], ["audit", "--clock-skew-s"], ["ledger", "--every-s"]],
-    ids=" ".join,
+    "command", [["audit", "--grace-s"], ["audit", "--clock-skew-s"], ["ledger", "--every-s"]], ids=" ".join
 )
 def test_a_number_of_seconds_that_is_none_is_refused_by_the_name_of_its_option(command: list[str], number: str) -> None:
     """Before anything is read."""

@@ -42,8 +42,7 @@ YOUNG = Facts(
 )
 """Nothing is left in partition 0 of the topic and of op, whose records are kept for five hours."""
 CLEANED = Facts(
-    op_whole_since=((0, NOW - HOUR - HORIZON + 1),),
-    last_of_keys=((1, NOW - HOUR - 5), (2, NOW - 2 * HOUR), (3, None)),
+    op_whole_since=((0, NOW - HOUR - HORIZON + 1),), last_of_keys=((1, NOW - HOUR - 5), (2, NOW - 2 * HOUR), (3, None))
 )
 """Messages have been replaced, and ops deleted by age, in the last hour."""
 
@@ -157,10 +156,7 @@ def what_stands_in_an_unsettled_part_is_not_judged(history: History) -> None:
     history.leave_unsettled("d")
 
 
-@scenario(
-    [("a-old", "expired_unknown"), ("b-new", "lost"), ("c-old-and-there", "committed_ok")],
-    facts=OLD,
-)
+@scenario([("a-old", "expired_unknown"), ("b-new", "lost"), ("c-old-and-there", "committed_ok")], facts=OLD)
 def messages_that_their_topic_has_deleted_by_age_are_not_lost(history: History) -> None:
     """A message is missing only where its topic must still have it; where it need not, nothing is proved either."""
     history.op("a-old", "committed", [1], at=NOW - 10 * HOUR)
@@ -249,10 +245,7 @@ def a_late_tombstone_outlives_its_op(history: History) -> None:
     history.half("a", alive=False)
 
 
-@scenario(
-    [("a-replaced", "committed_ok"), ("b-lost", "lost"), ("c-by-another-clock", "committed_ok")],
-    facts=CLEANED,
-)
+@scenario([("a-replaced", "committed_ok"), ("b-lost", "lost"), ("c-by-another-clock", "committed_ok")], facts=CLEANED)
 def a_message_that_a_later_one_of_its_key_replaced_is_not_lost(history: History) -> None:
     """In a compacted topic only the last record of a key must be there. Times of others prove nothing."""
     history.op("a-replaced", "committed", [1], at=NOW - HOUR)
