@@ -67,9 +67,9 @@ from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.records import base_url_refusal, proxy_refusal
 
 NOT_SETTINGS: Final = frozenset(
-    {"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_TOKEN_FILE", "HALFWAY_CONFIG_FILE"}
+    {"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_KEY", "HALFWAY_TOKEN", "HALFWAY_TOKEN_FILE", "HALFWAY_CONFIG_FILE"}
 )
-"""Variables of the command line: the URLs of the coordinator and its health port, the key, and the settings file."""
+"""Variables of the command line and of examples/services: URLs, keys and the settings file."""
 _OTHER_PREFIXES: Final = ("HALFWAY_CLIENT_", "HALFWAY_PIPELINE_", "HALFWAY_TEST_")
 """Prefixes of variables for clients, the Spark jobs and the tests, which may share the environment."""
 _KAFKA_NAMES: Final = (*USUAL_PROPERTIES, *(f"{name}.file" for name in KAFKA_SECRETS))

@@ -187,6 +187,7 @@ def test_settings_of_the_spark_jobs_may_stand_in_the_same_environment() -> None:
     """One environment file can serve the coordinator and the jobs."""
     load(BOOTSTRAP | {"HALFWAY_PIPELINE_CONNECTOR_VERSION": "4.0.0", "HALFWAY_PIPELINE_KAFKA__CLIENT_ID": "jobs"})
     load(BOOTSTRAP | {"HALFWAY_CLIENT_KEY": "of a service beside it"})
+    load(BOOTSTRAP | {"HALFWAY_KEY": "of a service that was copied from examples/services"})
 
 
 @pytest.mark.parametrize("text", ["port = ", "\x00", "port = 1\nport = 2\n", "shards = " + "[" * 5_000])

@@ -80,6 +80,16 @@ async def test_a_wrong_url_is_named_at_once(stranger: Stranger, status: int) -> 
     assert stranger.request_count == 2
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_proxy_without_a_ready_coordinator_is_asked_again(stranger: Stranger, status: int) -> None:
+    """HAProxy and Envoy answer so during a restart: the URL and the proxy are right."""
+    stranger.status = status
+    async with Halfway(stranger.url, "shop", prepare_timeout_s=100) as client:
+        preparing = client.prepare([ORDER], id=ORDER_ID)
+        with pytest.raises(PrepareUnconfirmedError, match=f"{status} .*; no ready coordinator answered"):
+            await LoopTime().out(preparing, 102, once=stranger.next_answer_seen(), what="it asks again")
+
+
 async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example a web application that answers every path with 200 and HTML."""
     stranger.status = 200

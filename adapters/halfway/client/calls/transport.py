@@ -94,6 +94,14 @@ class DeadlinePassedError(NoAnswerError):
     """The deadline passed before the last attempt was answered."""
 
 
+_REMEDY: Final = "give the coordinator's URL, such as http://halfway:8080, or correct the proxy in front of it"
+_NONE_READY: Final = "no ready coordinator answered behind that proxy: see /health/ready of each"
+_REMEDIES: Final = dict.fromkeys(
+    (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT), _NONE_READY
+)
+"""The remedies for answers by which a proxy says that it has no server; for others it is `_REMEDY`."""
+
+
 class Reply(NamedTuple):
     """The answer to a request."""
 
@@ -275,9 +283,8 @@ class Transport:
             is_success = status in {HTTPStatus.OK, HTTPStatus.CREATED}
             if document is None or not (is_success or "error_code" in document):
                 request = f"{method} {path.partition('?')[0]} at {url}"
-                document = _not_halfway(
-                    f"{request} was answered {status} ({response.content_type})", (document or {}).get("detail")
-                )
+                answer = f"{request} was answered {status} ({response.content_type})"
+                document = _not_halfway(answer, _REMEDIES.get(status, _REMEDY), (document or {}).get("detail"))
                 status = HTTPStatus.BAD_GATEWAY if is_success else status
             elif document.get("error_code") == "unknown_path":
                 document = {**document, "detail": f"{document.get('detail', '')} ({method} {path} at {url})"}
@@ -303,10 +310,9 @@ def _of_upgrades(clock: CoordinatorClock) -> aiohttp.TraceConfig:
     return config
 
 
-def _not_halfway(answer: str, detail: object) -> Mapping[str, Any]:
+def _not_halfway(answer: str, remedy: str, detail: object) -> Mapping[str, Any]:
     """Return a problem for an answer that is not from halfway, with the answer's own `detail` if it has one."""
     quoted = f": {detail[:_MAX_DETAIL]}" if isinstance(detail, str) else ""
-    remedy = "give the coordinator's URL, such as http://halfway:8080, or correct the proxy in front of it"
     return {"error_code": NOT_HALFWAY, "detail": f"{answer}, not by halfway{quoted}; {remedy}"}
 
 
