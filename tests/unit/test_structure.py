@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_728,
+    "lines of coordinator and adapters": 46_732,
     "files of coordinator and adapters": 182,
     "lines of halfway/protocol": 2_851,
     "lines of halfway/coordinator": 8_862,
@@ -20,14 +20,14 @@ BOUNDS = {
     "lines of halfway/peers": 359,
     "lines of halfway/simulated": 2_163,
     "lines of halfway/embedded": 1_292,
-    "lines of halfway/client": 8_007,
+    "lines of halfway/client": 8_011,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_225,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 76_835,
+    "lines of tests": 76_846,
     "lines of bench": 3_999,
-    "bytes of pages": 204_783,
+    "bytes of pages": 204_780,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 10,

@@ -96,9 +96,7 @@ class DeadlinePassedError(NoAnswerError):
 
 _REMEDY: Final = "give the coordinator's URL, such as http://halfway:8080, or correct the proxy in front of it"
 _NONE_READY: Final = "no ready coordinator answered behind that proxy: see /health/ready of each"
-_REMEDIES: Final = dict.fromkeys(
-    (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT), _NONE_READY
-)
+_REMEDIES: Final = dict.fromkeys((502, 503, 504), _NONE_READY)
 """The remedies for answers by which a proxy says that it has no server; for others it is `_REMEDY`."""
 
 
