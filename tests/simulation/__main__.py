@@ -26,12 +26,14 @@ def main() -> int:
     gc.freeze()  # what is loaded is looked at by no collection
     begun, shown = time.process_time(), time.monotonic()
     kinds: Counter[str] = Counter()
+    effects: Counter[str] = Counter()
     failed: list[int] = []
     transactions = 0
     for number in range(options.runs):
         simulation = Simulation(plan(options.seed + number), keeps_trace=options.runs == 1).go()
         transactions += len(simulation.plan.transactions)
         kinds.update(fault.kind for fault in simulation.plan.faults)
+        effects.update(simulation.effects)
         if found := problems(simulation):
             failed.append(simulation.plan.seed)
             print(f"seed {simulation.plan.seed}:", *found, sep="\n  ", flush=True)
@@ -45,7 +47,8 @@ def main() -> int:
     took = time.process_time() - begun
     print(
         f"{options.runs} runs, {transactions} transactions, {took:.1f} s of CPU, {options.runs / took:.1f} a second; "
-        f"faults: {dict(sorted(kinds.items()))}; failed: {failed or 'none'}"
+        f"faults: {dict(sorted(kinds.items()))}; effects: {dict(sorted(effects.items()))}; "
+        f"failed: {failed or 'none'}"
     )
     return 1 if failed else 0
 

@@ -7,20 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
 from confluent_kafka import KafkaError
 
+from checker.history import AnyEvent, Removed
+from halfway.coordinator.requests import GroupSpec, ListQuery
 from halfway.protocol.errors import HalfwayError
+from halfway.protocol.transactions import State
 from halfway.simulated import SimulatedKafka
 from halfway.simulated.log import Batch, Place, RefusedError
 from halfway.simulated.producer import SimulatedProducer
 from tests.simulation.instances import PREFIX, Instance, World
 from tests.simulation.machine import PROCESS, Machine
-from tests.simulation.story import GONE, Fault, Plan, repeats_alike
+from tests.simulation.story import (
+    GONE,
+    GROUPS,
+    POLICIES,
+    TOPIC_SETTINGS,
+    TOPICS,
+    Fault,
+    Plan,
+    group_spec,
+    repeats_alike,
+)
 
 _BOUND_S: Final = 400.0
 
@@ -49,8 +64,21 @@ class Cluster(SimulatedKafka):
     """Whether that is when such batches arrive, just before the other's."""
     trap: Trap | None = None
     cleans = True
+    unsure = 0.0
+    """Which share of what is written is answered as if it might not have been."""
+    effects: Counter[str]
 
     def append(self, place: Place, batch: Batch, transactional_id: str | None) -> int:
+        try:
+            base = self._append(place, batch, transactional_id)
+            if self.unsure and self.random.random() < self.unsure:
+                raise RefusedError(KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, in_doubt=True)  # noqa: TRY301 - counted
+        except RefusedError as error:
+            self.effects[f"refused {error}"] += 1
+            raise
+        return base
+
+    def _append(self, place: Place, batch: Batch, transactional_id: str | None) -> int:
         if (trap := self.trap) is not None and (transactional_id or "").startswith(trap.lane):
             trap.left -= 1
             if trap.left < 0:
@@ -101,8 +129,13 @@ class Stage:
         self.digest = hashlib.blake2b()
         self.trace: list[str] | None = [] if keeps_trace else None
         self.denied_checks = plan.traits["endpoint_bad"]
+        self.events: list[AnyEvent] = []
+        self.effects: Counter[str] = Counter()
+        """What faults have led to: refusals of brokers, and answers to clients."""
         self.jumps: list[tuple[float, float]] = []
         """When the clocks of all instances were set ahead, and by how much."""
+        self.clients_ahead_s = 0.0
+        """How far the producers' clocks are ahead."""
         self.is_horizon_over = False
         """Whether by some clock an outcome horizon has passed since the first outcomes."""
         self.is_nobody_there = False
@@ -114,6 +147,25 @@ class Stage:
         self.digest.update(line.encode())
         if self.trace is not None:
             self.trace.append(line)
+
+    def note(self, event: AnyEvent) -> None:
+        self.events.append(event)
+        self.tell("history", event)
+
+    @property
+    def now_ms(self) -> int:
+        return round(self.loop.now * 1000)
+
+    def any(self) -> Instance:
+        return self.chance.choice(self.world.instances)
+
+    async def put_group(self, spec: GroupSpec) -> None:
+        """Register a group, or change it, until that succeeds."""
+        while True:
+            with suppress(HalfwayError, TimeoutError):
+                await self.world.call(self.any(), 5, "put_group", spec)
+                return
+            await asyncio.sleep(0.2)
 
     async def break_it(self, fault: Fault) -> None:
         instances = self.world.instances
@@ -172,6 +224,15 @@ class Stage:
         if fault.how * 1000 % 1 < 0.7:
             for one in self.world.instances:
                 one.process.clock_s = 0.0
+
+    async def _break_limited(self, fault: Fault, instance: Instance) -> None:
+        """Set clocks ahead, the producers' too; once they are right again, internal topics take no such times."""
+        self.clients_ahead_s = 7_200.0
+        await self._break_clock(replace(fault, how=0.85), instance)  # as much, and back
+        self.clients_ahead_s = 0.0
+        for name, topic in self.kafka.topics.items():
+            if name.startswith(PREFIX):
+                topic.settings["message.timestamp.after.max.ms"] = "3600000"
 
     async def _break_leaderless(self, fault: Fault, instance: Instance) -> None:
         places = self.kafka.places(self.kafka.topics)
@@ -336,6 +397,72 @@ class Stage:
         await self._break_session(fault, instance)
         await self._break_pause(fault, instance)
 
+    async def _break_group(self, fault: Fault, instance: Instance) -> None:
+        """Change a group's policy, and have new transactions of it refused or not."""
+        name = GROUPS[fault.target % len(GROUPS)]
+        policy = msgspec.structs.replace(POLICIES[name], first_check_after_s=0.5 + 2 * fault.how, max_checks=1)
+        await self.put_group(group_spec(name, policy=policy, reject_prepares=fault.how < 0.5))
+        await asyncio.sleep(fault.for_s)
+        await self.put_group(group_spec(name, reject_prepares=False))
+
+    async def _break_deleted(self, fault: Fault, instance: Instance) -> None:
+        """Delete a topic that messages go to, and create it again."""
+        name = tuple(TOPICS)[fault.target % len(TOPICS)]
+        if name in self.kafka.topics:
+            self.kafka.delete(name)
+            self.note(Removed(at=self.now_ms + 1, topic=name))
+            await asyncio.sleep(fault.for_s * fault.how)
+            self.kafka.create(name, TOPICS[name], 1, TOPIC_SETTINGS, dry=False)
+
+    async def _break_grown(self, fault: Fault, instance: Instance) -> None:
+        name = tuple(TOPICS)[fault.target % len(TOPICS)]
+        if name in self.kafka.topics:
+            self.kafka.grow(name, len(self.kafka.topics[name].partitions) + 1)
+
+    async def _break_below(self, fault: Fault, instance: Instance) -> None:
+        """Leave partitions without replicas in sync: they take no records."""
+        places = self.kafka.places(self.kafka.topics)
+        for place in self.chance.sample(places, max(1, int(fault.how * len(places)))):
+            if (partition := self.kafka.partition(place)) is not None:
+                partition.isr = ()
+        await asyncio.sleep(fault.for_s)
+        self._have_replicas()
+
+    def _have_replicas(self) -> None:
+        for topic in self.kafka.topics.values():
+            for partition in topic.partitions:
+                partition.isr = partition.replicas
+
+    async def _break_in_doubt(self, fault: Fault, instance: Instance) -> None:
+        """Take records, and answer that they may be lost."""
+        self.kafka.unsure = 0.1 + 0.8 * fault.how
+        await asyncio.sleep(fault.for_s)
+        self.kafka.unsure = 0.0
+
+    async def _break_internal(self, fault: Fault, instance: Instance) -> None:
+        """Deny an internal topic, or the group of the instances, for reading or writing."""
+        names = sorted(name for name in self.kafka.topics if name.startswith(PREFIX))
+        name = names[int(fault.how * len(names))]
+        denied = (("Read", "Write", "Describe")[fault.target % 3], "topic", name)
+        self.kafka.denied.add(denied)
+        await asyncio.sleep(fault.for_s)
+        self.kafka.denied.discard(denied)
+
+    async def _break_operator(self, fault: Fault, instance: Instance) -> None:
+        """Look for transactions page by page; look at them, check them now, and resume what is parked."""
+        until, cursor = self.loop.now + fault.for_s, None
+        while self.loop.now < until:
+            await asyncio.sleep(self.chance.uniform(0.01, 0.5))
+            state = self.chance.choice((None, *State))
+            query = ListQuery(limit=3, cursor=cursor, state=None if cursor else state)
+            cursor = None
+            with suppress(HalfwayError, TimeoutError):
+                page = await self.world.call(self.any(), 5, "list", query)
+                cursor = page.next
+                for one in page.transactions:
+                    call = self.chance.choice(("get", "history", "check", "resume"))
+                    await self.world.call(self.any(), 5, call, one.id)
+
     async def _break_endpoint(self, fault: Fault, instance: Instance) -> None:
         self.denied_checks = 0.3 + 0.7 * fault.how
         await asyncio.sleep(fault.for_s)
@@ -372,7 +499,8 @@ class Stage:
         self.machine.stretch = 8
         self.denied_checks = 0.0
         self.kafka.denied.clear()
-        self.kafka.late_s = None
+        self.kafka.late_s, self.kafka.unsure = None, 0.0
+        self._have_replicas()
         self.kafka.transactions._markers_s = (0.0, 0.002)
         self._lead(self.kafka.places(self.kafka.topics), 1)
         for instance in list(self.world.instances):

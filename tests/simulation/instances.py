@@ -124,6 +124,11 @@ class Instance:
     def is_ready(self) -> bool:
         return self.backend is not None and self.backend.readiness.reason() is None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is still under way."""
+        return bool(self._tasks)
+
     def start(self) -> None:
         self.task = asyncio.get_running_loop().create_task(self._run(), context=self.context)
 

@@ -13,29 +13,20 @@ from checker.history import AnyEvent, Checked, End, Ended, Looked, Prepare, Prep
 from halfway.client.ids import transaction_id
 from halfway.coordinator import requests
 from halfway.coordinator.ports import CheckReply, CheckRequest
-from halfway.coordinator.requests import GroupSpec, ListQuery
+from halfway.coordinator.requests import ListQuery
 from halfway.protocol.errors import HalfwayError, RetryableError
-from halfway.protocol.policy import OnExhausted, PolicyOverrides
-from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.records import Message
 from halfway.protocol.transactions import Outcome, State
 from tests.simulation.faults import Cluster, Stage
 from tests.simulation.folds import differences, other_groups
-from tests.simulation.instances import Instance, Network, World, new_settings, surroundings
+from tests.simulation.instances import Network, World, new_settings, surroundings
 from tests.simulation.machine import EPOCH_S, BrokersClock, DeadlockError
-from tests.simulation.story import GONE, GROUPS, LIMIT_BYTES, TOPICS, Plan, Transaction
+from tests.simulation.story import GONE, GROUPS, TOPIC_SETTINGS, TOPICS, Plan, Transaction, group_spec
 
 LIVENESS_S: Final = 120.0
 """How long after the last fault everything may take to end."""
-_POLICIES: Final = {
-    "patient": PolicyOverrides(first_check_after_s=0.7, check_interval_s=0.7, max_interval_s=2, max_checks=100),
-    "dropping": PolicyOverrides(
-        first_check_after_s=0.7, check_interval_s=0.5, max_interval_s=1, max_checks=3, max_age_s=1_200,
-        on_exhausted=OnExhausted.ROLLBACK,
-    ),
-    "parking": PolicyOverrides(first_check_after_s=0.5, check_interval_s=0.5, max_interval_s=1, max_checks=2),
-    "pulled": PolicyOverrides(first_check_after_s=0.7, check_interval_s=0.7, max_interval_s=2, max_checks=100),
-    GONE: PolicyOverrides(),
-}  # fmt: skip
+_QUIET_S: Final = 8.0
+"""Longer than the network has any message."""
 _WIDE_NAME: Final = "\u00e4" * 10_000
 """A header's name of twice as many bytes."""
 _STATUS: Final = {
@@ -48,7 +39,6 @@ class Simulation(Stage):
 
     def __init__(self, plan: Plan, *, keeps_trace: bool = False) -> None:
         super().__init__(plan, keeps_trace=keeps_trace)
-        self.events: list[AnyEvent] = []
         self.problems: list[str] = []
         self.decided: dict[str, Said] = {}
         """The producers' database: what was decided about each id."""
@@ -61,16 +51,6 @@ class Simulation(Stage):
         self.asked_at: dict[str, list[float]] = {}
         """When each id was asked about: when the answer came, as one may be under way while clocks are set."""
         self.committed = 0
-
-    # --- trace
-
-    def _note(self, event: AnyEvent) -> None:
-        self.events.append(event)
-        self.tell("history", event)
-
-    @property
-    def now_ms(self) -> int:
-        return round(self.loop.now * 1000)
 
     # --- the run
 
@@ -103,14 +83,14 @@ class Simulation(Stage):
             latency_s=(0.0001, traits["kafka_s"]),
             markers_s=(0.0, traits["markers_s"]),
         )
-        self.kafka.tell, self.kafka.on_the_way = self.tell, []
+        self.kafka.tell, self.kafka.on_the_way, self.kafka.effects = self.tell, [], self.effects
         for name, partitions in TOPICS.items():
-            self.kafka.create(name, partitions, 1, {"max.message.bytes": f"{LIMIT_BYTES}"}, dry=False)
+            self.kafka.create(name, partitions, 1, TOPIC_SETTINGS, dry=False)
         self.world = World(machine, self.kafka, new_settings(), Network(machine), self._check)
         for _ in range(plan.instances):
             self.world.start()
         await self.world.all_served()
-        self._note(Run(seed=plan.seed, topics=tuple(TOPICS), policy_rolls_back=("dropping",), fetching=("pulled",)))
+        self.note(Run(seed=plan.seed, topics=tuple(TOPICS), policy_rolls_back=("dropping",), fetching=("pulled",)))
         await self._register()
         self.calm_network()
         machine.stretch = traits["polls"]
@@ -127,7 +107,7 @@ class Simulation(Stage):
         await self._settle()
         fetching.cancel()
         self.problems += [*differences(self.world), *other_groups(self.world)]
-        self._note(Rest(at=self.now_ms))
+        self.note(Rest(at=self.now_ms))
 
     async def _later(self, at: float, work: Callable[[], Any]) -> None:
         await asyncio.sleep(at - self.loop.now)
@@ -135,30 +115,22 @@ class Simulation(Stage):
 
     async def _register(self) -> None:
         for name in (*GROUPS, GONE) if any(fault.kind == "away" for fault in self.plan.faults) else GROUPS:
-            mode = CheckMode.PULL if name == "pulled" else CheckMode.PUSH
-            urls = () if name == "pulled" else ("http://shop.invalid/check",)
-            spec = GroupSpec(name=name, mode=mode, urls=urls, topics=tuple(TOPICS), policy=_POLICIES[name])
-            while True:
-                instance = self._any()
-                try:
-                    await self.world.call(instance, 5, "put_group", spec)
-                    break
-                except (HalfwayError, TimeoutError):
-                    await asyncio.sleep(0.2)
-
-    def _any(self) -> Instance:
-        return self.chance.choice(self.world.instances)
+            await self.put_group(group_spec(name))
 
     # --- producers
 
     async def _produce(self, one: Transaction) -> None:
-        name = transaction_id(f"{self.plan.seed}/{one.number}", round((EPOCH_S + self.loop.now) * 1000))
+        name = transaction_id(
+            f"{self.plan.seed}/{one.number}", round((EPOCH_S + self.loop.now + self.clients_ahead_s) * 1000)
+        )
         self.running.add(name)
         if one.is_silent:
             self.silent.add(name)
         looks = [
             asyncio.create_task(self._later(self.loop.now + s, partial(self._look, name))) for s in one.looks_after_s
         ]
+        if one.is_stored:
+            self.decided[name] = "commit"
         try:
             stored = await self._prepare(one, name)
             if one.decides_after_s is None:
@@ -199,7 +171,7 @@ class Simulation(Stage):
             ref = f"{name}/{attempt}"
             contents = tuple(content_of(one.topic, one.key, one.value, one.headers) for one in messages)
             sent_at = self.now_ms
-            self._note(Prepare(at=sent_at, ref=ref, group=one.group, contents=contents, id=name))
+            self.note(Prepare(at=sent_at, ref=ref, group=one.group, contents=contents, id=name))
             request = requests.Prepare(group=one.group, messages=messages, id=name)
             got = await self._ask(partial(Prepared, ref=ref, sent_at=sent_at), within_s, "prepare", request)
             if isinstance(got, HalfwayError) and not isinstance(got, RetryableError):
@@ -223,7 +195,7 @@ class Simulation(Stage):
         said: Any = outcome.value
         sent_at = self.now_ms
         if not is_contradiction:  # nothing can come of one, so nobody has said it
-            self._note(End(at=sent_at, id=name, outcome=said, by=by))
+            self.note(End(at=sent_at, id=name, outcome=said, by=by))
             if outcome is Outcome.COMMIT:
                 self.said_at.setdefault(name, self.loop.now)
         request = requests.End(id=name, outcome=outcome, check_id=check_id)
@@ -234,21 +206,22 @@ class Simulation(Stage):
     async def _ask(self, answer: Callable[..., AnyEvent], within_s: float, method: str, *args: Any) -> Any:
         """Call some instance, and note the answer; return it, or the error, or None if none came."""
         try:
-            got = await self.world.call(self._any(), within_s, method, *args)
+            got = await self.world.call(self.any(), within_s, method, *args)
         except TimeoutError:
-            self._note(answer(at=self.now_ms, status=0))
+            self.note(answer(at=self.now_ms, status=0))
             return None
         except HalfwayError as error:
             if error.code == "outcome_expired" and self.is_horizon_over:
                 return error  # by that clock the outcome was old
             state = error.fields.get("state")
             shown = None if state is None else str(state)
-            self._note(answer(at=self.now_ms, status=_status(error), error_code=error.code, state=shown))
+            self.effects[f"answered {error.code}"] += 1
+            self.note(answer(at=self.now_ms, status=_status(error), error_code=error.code, state=shown))
             return error
         more: dict[str, Any] = {"changed": got.changed} if isinstance(got, requests.EndResult) else {}
         if isinstance(got, requests.Prepared):
             more = {"id": got.id}
-        self._note(answer(at=self.now_ms, status=200, state=got.state.value, **more))
+        self.note(answer(at=self.now_ms, status=200, state=got.state.value, **more))
         return got
 
     async def _look(self, name: str) -> None:
@@ -277,20 +250,20 @@ class Simulation(Stage):
         if kind < 0.2:
             return _reply(sent=False, reachable=False)
         if kind < 0.4:
-            self._note(Checked(at=self.now_ms, id=request.id, said="nothing"))
+            self.note(Checked(at=self.now_ms, id=request.id, said="nothing"))
             return _reply()
         if kind < 0.5:
-            self._note(Checked(at=self.now_ms, id=request.id, said="unknown"))
+            self.note(Checked(at=self.now_ms, id=request.id, said="unknown"))
             return _reply(Outcome.UNKNOWN, answered=True)
         said = self._verdict(request.id)
-        self._note(Checked(at=self.now_ms, id=request.id, said=said))
+        self.note(Checked(at=self.now_ms, id=request.id, said=said))
         if kind < 0.65:  # the answer is lost
             await asyncio.sleep(self.chance.uniform(0.1, 10))
             return _reply(reachable=False)
         if kind < 0.9:
             await asyncio.sleep(self.chance.uniform(0.1, 9))
         if said != "unknown":
-            self._note(Taken(at=self.now_ms, id=request.id, said=said))
+            self.note(Taken(at=self.now_ms, id=request.id, said=said))
         return _reply(Outcome(said), answered=True)
 
     async def _fetch(self) -> None:
@@ -298,7 +271,7 @@ class Simulation(Stage):
         while True:
             await asyncio.sleep(self.chance.uniform(0.1, 1))
             try:
-                checks = await self.world.call(self._any(), 5, "lease_checks", "pulled")
+                checks = await self.world.call(self.any(), 5, "lease_checks", "pulled")
             except (HalfwayError, TimeoutError):
                 continue
             for check in checks:
@@ -313,7 +286,7 @@ class Simulation(Stage):
 
     async def _settle(self) -> None:
         """Wait until everything has ended; resume what is parked."""
-        quiet_from = self.loop.now + self.world.settings.request_timeout_s  # no call is still under way then
+        quiet_from = self.loop.now + _QUIET_S
         until = self.loop.now + LIVENESS_S
         open_: tuple[Any, ...] = ()
         was_empty = False
@@ -331,7 +304,7 @@ class Simulation(Stage):
                     except (HalfwayError, TimeoutError):
                         break
             if not open_:
-                if was_empty and self.loop.now > quiet_from:
+                if was_empty and self.loop.now > quiet_from and not any(one.is_busy for one in self.world.instances):
                     return
                 await asyncio.sleep(1)  # a client may only now send what it has kept
             was_empty = not open_

@@ -6,12 +6,27 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from halfway.coordinator.requests import GroupSpec
+from halfway.protocol.policy import OnExhausted, PolicyOverrides
+from halfway.protocol.records import CheckMode
+
 TOPICS: Final = {"orders": 3, "points": 1}
 LIMIT_BYTES: Final = 65_536
 """`max.message.bytes` of these topics."""
+TOPIC_SETTINGS: Final = {"max.message.bytes": f"{LIMIT_BYTES}"}
 GONE: Final = "gone"
 """A group that nobody uses, and that is deleted."""
 GROUPS: Final = ("patient", "dropping", "parking", "pulled")
+POLICIES: Final = {
+    "patient": PolicyOverrides(first_check_after_s=0.7, check_interval_s=0.7, max_interval_s=2, max_checks=100),
+    "dropping": PolicyOverrides(
+        first_check_after_s=0.7, check_interval_s=0.5, max_interval_s=1, max_checks=3, max_age_s=1_200,
+        on_exhausted=OnExhausted.ROLLBACK,
+    ),
+    "parking": PolicyOverrides(first_check_after_s=0.5, check_interval_s=0.5, max_interval_s=1, max_checks=2),
+    "pulled": PolicyOverrides(first_check_after_s=0.7, check_interval_s=0.7, max_interval_s=2, max_checks=100),
+    GONE: PolicyOverrides(),
+}  # fmt: skip
 ACTIVE_S: Final = 6.0
 """How long producers begin transactions, and faults begin."""
 
@@ -24,6 +39,9 @@ _FAULTS: Final = {
 
 _RARE: Final = {"late": 0.1, "trap": 0.1, "stray": 0.05, "away": 0.02}
 """Faults of several instances that a seed has once, and in how many seeds; only `away` comes alone."""
+_OPERATED: Final = ("group", "deleted", "grown", "below", "in_doubt", "internal", "operator", "limited")
+"""What operators and brokers do, in seeds of their own, which also have producers with a store."""
+_OPERATED_SHARE: Final = 0.3
 _WIDE_SHARE: Final = 0.05
 """How many seeds have messages about as large as their topic takes, with long names of headers."""
 
@@ -54,6 +72,8 @@ class Transaction:
     """Whether its checks are answered with unknown while there are faults."""
     wide_bytes: int = 0
     """The size of its values, if they are about as large as they may be."""
+    is_stored: bool = False
+    """Whether the producer has decided and stored it before it first prepares it, as `when_away="store"` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +154,15 @@ def plan(seed: int) -> Plan:
             fault, more = _rare(kind, rare, len(faults), len(transactions))
             faults = [fault] if kind == "away" else [*faults, fault]
             transactions += more
+    operated = random.Random(f"more 3599 {seed}")  # a stream that leaves the seeds of the tests as they were
+    if operated.random() < _OPERATED_SHARE:
+        for _ in range(operated.choice((1, 2, 4))):
+            kind = operated.choice(_OPERATED)
+            faults.append(_fault(kind, operated, len(faults), operated.uniform(0.2, ACTIVE_S), 0.3))
+        transactions = [
+            replace(one, is_stored=True, changes=False, within_s=one.within_s * 4) if operated.random() < 0.2 else one
+            for one in transactions
+        ]
     wide = random.Random(f"wide {seed}")
     if wide.random() < _WIDE_SHARE:
         for place in wide.sample(range(len(transactions)), 3):
@@ -147,15 +176,26 @@ def plan(seed: int) -> Plan:
     )
 
 
+def _fault(kind: str, chance: random.Random, number: int, at: float, least_s: float) -> Fault:
+    target, for_s = chance.randrange(6), chance.uniform(least_s, 7)
+    return Fault(number=number, at=at, kind=kind, target=target, for_s=for_s, how=chance.random())
+
+
+def group_spec(name: str, **changes: Any) -> GroupSpec:
+    """Return a group as it is registered, with changes."""
+    mode = CheckMode.PULL if name == "pulled" else CheckMode.PUSH
+    urls = () if name == "pulled" else ("http://shop.invalid/check",)
+    given = {"mode": mode, "urls": urls, "topics": tuple(TOPICS), "policy": POLICIES[name], **changes}
+    return GroupSpec(name=name, **given)
+
+
 def _rare(kind: str, chance: random.Random, number: int, first: int) -> tuple[Fault, list[Transaction]]:
     """Return a fault while an owner changes, and the producers that it is about.
 
     Those of late halves are impatient, and try again, with other messages or the same ones.
     """
     at = chance.uniform(0.5, ACTIVE_S)
-    fault = Fault(
-        number=number, at=at, kind=kind, target=chance.randrange(6), for_s=chance.uniform(3, 7), how=chance.random()
-    )
+    fault = _fault(kind, chance, number, at, 3)
     changing = 1.0 if kind == "late" or not repeats_alike(fault) else 0.0
     within_s = 5.0 if kind == "trap" else 0.3
     producers = [

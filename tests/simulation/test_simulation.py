@@ -78,6 +78,7 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
         ("the horizon begins at the restart", 525),
         ("a deleted group is there again after a gap", 18),
         ("names of headers are counted in characters", 14),
+        ("what was prepared ahead of time is written so", 19),
     ],
 )
 def test_a_fault_in_halfway_is_seen(name: str, seed: int) -> None:
