@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
+from msgspec import structs
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Reader
@@ -23,6 +24,7 @@ from halfway.kafka.records.codec import (
     encode_owner,
     record_headers,
 )
+from halfway.kafka.records.lane_records import owner_key
 from halfway.protocol.records import Barrier
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.acquisitions import acquire, acquisition, assert_fenced, lane_of, owner_of
@@ -250,3 +252,24 @@ def test_records_under_other_keys_in_owners_are_no_owners(config: KafkaConfig) -
     acquire(config, "next", [0], skipped=lambda *told: skipped.append(told))
     assert_fenced(config, former)
     assert skipped == [(config.owners_topic, "wrong_key")] * 12
+
+
+def test_an_owner_whose_record_was_not_shown_is_fenced_too(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that is cut off from the controllers answers as a leader still, and its log ends where that began."""
+    hidden, lane = owner_of("hidden", shard=0), lane_of(config, "hidden")
+    record = encode_owner(structs.replace(hidden, lane_ids=tuple(one.transactional_id for one in lane)))
+    after = acquisition(config, "after", 0)
+    read = after._fence_former_owners
+
+    def too_early(reader: Reader) -> None:
+        """Read what that broker has: all but the last owner record."""
+        read(reader)
+        produce(config, config.owners_topic, 0, owner_key(0), record, record_headers(KIND_OWNER, "", "acquired"))
+
+    monkeypatch.setattr(after, "_fence_former_owners", too_early)
+    acquire(config, "before", [0])
+    after.acquire()
+    assert after.former == "hidden"
+    assert_fenced(config, lane)

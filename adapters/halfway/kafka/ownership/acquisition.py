@@ -103,6 +103,7 @@ class Acquisition:
     """The incarnation that owned the shard before, once step 3 is done; None if it was released or never owned."""
     released: dict[int, int] = field(default_factory=dict)
     _acquisition_deadline: AcquisitionDeadline = field(init=False, repr=False)
+    _former_owners: FormerOwners = field(init=False, repr=False)
 
     def acquire(self) -> Acquired:
         """Acquire the shard, or AcquireError.
@@ -111,7 +112,8 @@ class Acquisition:
         2. owners[s] is read under read_committed as far as it goes.
         3. If the last record is of another incarnation and not released, that one's lane ids are fenced, once for
            all of its shards. 2 and 3 are repeated until the end offset that read_uncommitted gives has been read.
-        4. The producer of step 1 commits one Kafka transaction: the owner record, and a barrier in half, op, parked.
+        4. The producer of step 1 writes one Kafka transaction: the owner record, whose offset is the real end for 2 and
+           3, then a barrier in half, op and parked; and commits it.
         5. half, op and parked are folded from their cursors under read_committed up to these barriers.
         6. The caller serves what is returned.
 
@@ -166,58 +168,70 @@ class Acquisition:
     # --- steps 2 and 3
 
     def _fence_former_owners(self, reader: Reader) -> None:
-        claim = FormerOwners(
+        self._former_owners = FormerOwners(
             config=self.config,
             reader=reader,
             acquisition_deadline=self._acquisition_deadline,
             count=self.skipped,
             released=self.released,
             fences=self.fences,
-        ).fence_all([self.shard])[self.shard]
-        self.former = claim.last
+        )
+        self.former = self._former_owners.fence_all([self.shard])[self.shard].last
 
     # --- step 4
 
     def _claim(self, producer: TransactionalProducer) -> dict[str, int]:
         """Step 4: commit the owner record and the barriers; return the barriers' offsets by topic."""
-        barriers: dict[str, int] = {}
+        offsets: dict[str, int] = {}
+        now = time.time_ns() // 1_000_000
         producer.begin()
         try:
-            topics = self._produce_claim(producer, barriers)
+            self._produce_claim(producer, now, offsets)
+            self._fence_hidden(producer, offsets)
+            self._produce_barriers(producer, now, offsets)
         except (KafkaException, BufferError) as error:
             raise producer.failure("claiming", error) from error
         producer.commit(max(1.0, min(self.stall_s, self._acquisition_deadline.deadline - time.monotonic())))
-        if len(barriers) != len(topics) or min(barriers.values()) < 0:
+        barriers = {topic: offsets.get(topic, -1) for topic in self._folded_topics}
+        if min(barriers.values()) < 0:
             raise ProducerFailedError("claiming", "the offsets of the barriers are not known")
         self.claimed = True
         return barriers
 
-    def _produce_claim(self, producer: TransactionalProducer, barriers: dict[str, int]) -> tuple[str, ...]:
-        """Produce the owner record, and a barrier to each returned topic; `barriers` gets their offsets on delivery."""
-        shard = self.shard
-        config, now = self.config, time.time_ns() // 1_000_000
+    def _fence_hidden(self, producer: TransactionalProducer, offsets: Mapping[str, int]) -> None:
+        """Fence an owner whose record steps 2 and 3 were not shown, now that the owner record has its place."""
+        if not producer.flush(self._acquisition_deadline.deadline, self.cancelled):
+            raise ProducerFailedError("claiming", "the owner record was not taken in time")
+        offset = offsets.get(self.config.owners_topic, -1)
+        if offset < 0:
+            raise ProducerFailedError("claiming", "the offset of the owner record is not known")
+        hidden = self._former_owners.fence_before(self.shard, offset)
+        if hidden.known:
+            log.warning("former_owner_was_hidden", shard=self.shard, incarnation=hidden.last)
+            self.former = hidden.last
+
+    def _produce_claim(self, producer: TransactionalProducer, now: int, offsets: dict[str, int]) -> None:
+        """Produce the owner record; `offsets` gets its place on delivery."""
+        shard, config = self.shard, self.config
         owner = Owner(
             shard=shard, incarnation=self.incarnation, lane_ids=self.lane_ids, url=config.instance_url, acquired_at=now
         )
-        barrier = encode_barrier(Barrier(incarnation=self.incarnation, at=now))
-        headers = record_headers(KIND_BARRIER, "", "acquired")
-
-        def report(error: Any, message: Any) -> None:
-            if error is None:
-                barriers[message.topic()] = message.offset()
-
         producer.produce(
             config.owners_topic,
             encode_owner(owner),
             owner_key(shard),
             shard,
+            on_delivery=_noted_in(offsets),
             timestamp=now,
             headers=record_headers(KIND_OWNER, "", "acquired"),
         )
-        topics = self._folded_topics
-        for topic in topics:
-            producer.produce(topic, barrier, BARRIER_KEY, shard, on_delivery=report, timestamp=now, headers=headers)
-        return topics
+
+    def _produce_barriers(self, producer: TransactionalProducer, now: int, offsets: dict[str, int]) -> None:
+        """Produce the barriers; `offsets` gets the place of each on delivery."""
+        barrier = encode_barrier(Barrier(incarnation=self.incarnation, at=now))
+        headers, noted = record_headers(KIND_BARRIER, "", "acquired"), _noted_in(offsets)
+        for topic in self._folded_topics:
+            producer.produce(topic, barrier, BARRIER_KEY, self.shard, on_delivery=noted, timestamp=now, headers=headers)
 
     # --- step 5
 
@@ -319,6 +333,16 @@ class Acquisition:
                     state.apply_half(offset, name, FOREIGN)
 
         return handle
+
+
+def _noted_in(offsets: dict[str, int]) -> Callable[[Any, Any], None]:
+    """Return a delivery callback that notes offsets by topic."""
+
+    def report(error: Any, message: Any) -> None:
+        if error is None:
+            offsets[message.topic()] = message.offset()
+
+    return report
 
 
 class _Payloads:

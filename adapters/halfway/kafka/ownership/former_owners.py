@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -221,6 +221,7 @@ class FormerOwners:
     released: dict[int, int]
     """When each shard was released, in ms; only shards whose last owner record is a release."""
     fences: FencedOwners
+    _read_up_to: dict[Place, int] = field(default_factory=dict, init=False)
 
     def fence_all(self, shards: Sequence[int]) -> dict[int, LastClaim]:
         """Return the last claims once no other incarnation can write for these shards.
@@ -249,27 +250,42 @@ class FormerOwners:
             )
         return last
 
+    def fence_before(self, shard: int, offset: int) -> LastClaim:
+        """Read owners[s] on to a record of the caller's open transaction, and fence the last owner there.
+
+        The ends that `fence_all` gets may be too early: a broker that is cut off from the controllers answers as the
+        leader that it was, for as long as that lasts. But the leader itself has given this offset.
+        """
+        place, claim = (self.config.owners_topic, shard), LastClaim()
+        if self._read_up_to.get(place, 0) < offset:
+            self._fence_last({place: claim}, lambda: {place: offset})
+        return claim
+
     def _follow(self, admin: Admin, topic: str, shards: Iterable[int]) -> dict[int, LastClaim]:
-        """Read a topic to its real end, and fence the last owners on the way; return the last claim of each shard."""
+        """Read a topic to its end, and fence the last owners on the way; return the last claim of each shard."""
         refresh_leaders(admin, topic, _LOOK_S)  # a request of a client without a connection waits for up to 1 s
         by_shard = {shard: LastClaim() for shard in shards}
         # No other instance can claim a shard now, so there is nothing to wait for in a partition without records.
         found = ends(admin, [(topic, shard) for shard in by_shard], self._check_ends)
         claims = {place: by_shard[place[1]] for place, end in found.items() if end}
-        if not claims:
-            return by_shard
-        self.reader.add(dict.fromkeys(claims, OFFSET_BEGINNING))
+        if claims:
+            self._fence_last(claims, lambda: ends(admin, claims, self._check_ends))
+        return by_shard
+
+    def _fence_last(self, claims: Mapping[Place, LastClaim], targets: Callable[[], Mapping[Place, int]]) -> None:
+        """Read on up to the targets, and fence who is named last, until both are done."""
+        self.reader.add({place: self._read_up_to.get(place, OFFSET_BEGINNING) for place in claims})
         while True:
-            reached = self._read(ends(admin, claims, self._check_ends), claims)
+            reached = self._read(targets(), claims)
             former = {claim.last: claim.lane_ids for claim in claims.values() if claim.last is not None}
             unfenced = {name: ids for name, ids in former.items() if name not in self.fences}
             if unfenced:
                 self._fence(unfenced)
             elif reached:
                 break
-            self.acquisition_deadline.check(f"reading {', '.join(f'{topic}-{shard}' for _, shard in claims)}")
+            self.acquisition_deadline.check(f"reading {', '.join(f'{topic}-{shard}' for topic, shard in claims)}")
+        self._read_up_to |= {place: self.reader.positions[place] for place in claims}
         self.reader.remove(list(claims))
-        return by_shard
 
     def _read(self, targets: Mapping[Place, int], claims: Mapping[Place, LastClaim]) -> bool:
         """Step 2: read up to the LSO; return whether that is the real end.
