@@ -20,7 +20,6 @@ from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-PLACE: Final = ("topic", "partition", "offset")
 LIMITS: Final = {
     "org.apache.avro.limits.string.maxLength": str(1 << 20),
     "org.apache.avro.limits.bytes.maxLength": str(1 << 27),
@@ -126,11 +125,6 @@ def _unfit(path: str, schema: Any, wanted: pa.DataType | None) -> Iterator[str]:
         for each in schema["fields"]:
             types = {} if wanted is None else {field.name: field.type for field in wanted.fields}
             yield from _unfit(f"{path}.`{each['name']}`", each["type"], types.get(each["name"]))
-
-
-def quarantined(decoded: DataFrame) -> DataFrame:
-    """Return topic, partition, offset and error of the records that could not be decoded."""
-    return decoded.where("error is not null").select(*PLACE, "error")
 
 
 def _sealed(schema: Any) -> dict[str, Any]:

@@ -222,22 +222,15 @@ def evidence(
         later=source.later([op_topic], now.pins, ids),
         latest_of_keys=None if keys is None else headers.latest_of_keys(engine, keys),
     )
-    faulty = [
-        engine.query(f"select {_PLACE}, fault as error from $read where fault is not null", read=frame)  # noqa: S608
-        for frame in (op, half, of_parked, real_records)
-    ]
     # Groups are read from the beginning each time. Earlier runs have reported the damaged ones that they have read.
     pin = source.pins.topics.get(groups_topic)
     groups_before = {} if pin is None else before.pins.ends_of(pin)
     unread = "".join(f' and ("partition" <> {number} or "offset" >= {end})' for number, end in groups_before.items())
-    damaged = [
-        engine.query(f"select {_PLACE}, error from $read where error is not null{condition}", read=frame)  # noqa: S608
-        for frame, condition in ((outcomes, ""), (parked, ""), (registered, unread))
-    ]
+    damaged = (outcomes, parked, where(engine, registered, f"true{unread}"))
     return Reading(
         evidence=found,
         limits=_limits(source, now.pins, ends, options, reading.created_at(engine, source), before),
-        quarantine=union(engine, [*faulty, *damaged]),
+        quarantine=reading.unusable(engine, (op, half, of_parked, real_records), damaged),
         provable_since=provable,
     )
 

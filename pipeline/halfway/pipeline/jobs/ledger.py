@@ -14,9 +14,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from halfway.pipeline.access import KafkaAccess
-from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.dialect import Frame, Merge, Once
-from halfway.pipeline.engines.engine import Engine, SparkEngine, union
+from halfway.pipeline.engines.engine import Engine, SparkEngine
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
@@ -107,6 +106,10 @@ DAY: Final = "ended_date"
 COMPACTED_AFTER: Final = 100
 """Batches: a quarter of an hour at 10 s a batch."""
 _STREAM: Final = "metadata"
+_COUNTS: Final = """select records, ended, faults + damaged as wrong
+    from (select count(*) as records, count(fault) as faults from $rows) read
+    cross join (select count(*) - count(error) as ended, count(error) as damaged from $outcomes) decoded"""
+"""What a batch has: no record is read twice in one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,7 @@ class LedgerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """A batch that is done: records read, outcomes written, and transactions pending after it."""
+    """A batch that is done: records of transactions read, outcomes written, and transactions pending after it."""
 
     batch: int
     records: int
@@ -187,34 +190,31 @@ class Tables:
         out a batch that a table has.
         """
         began = time.monotonic()
-        kept = self._without_payloads(batch).persist()
         engine = SparkEngine(batch.sparkSession)
+        kind = f"substr(topic, {len(self._prefix) + 1})"
+        rows = engine.query(headers.internal(engine.dialect, kind).sql, records=self._without_payloads(batch)).persist()
         is_op = F.col("topic") == self._prefix + "op"
-        of_op = headers.internal(engine.dialect, "'op'").sql
-        of_others = headers.internal(engine.dialect, f"substr(topic, {len(self._prefix) + 1})").sql
-        op = engine.query(of_op, records=kept.where(is_op)).persist()
-        others = engine.query(of_others, records=kept.where(~is_op)).persist()
+        op, others = rows.where(is_op), rows.where(~is_op)
         outcomes = reading.decoded_outcomes(engine, op).persist()
         try:
-            count = kept.count()
-            ended = ledger(engine, outcomes)
-            self._save(engine, ENDED, ended, number, by=DAY)
+            # Each query costs the driver as much as the executors: one says all numbers.
+            [read] = engine.rows(engine.query(_COUNTS, rows=rows, outcomes=outcomes))
+            self._save(engine, ENDED, ledger(engine, outcomes), number, by=DAY)
             self._change_pending(engine, others, headers.outcomes(engine, op).select("id", "at"), number)
-            faulty = [each.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
-                      for each in (op, others)]  # fmt: skip
-            wrong = union(engine, [*faulty, decoding.quarantined(outcomes)])
-            if not wrong.isEmpty():
-                self._save(engine, QUARANTINE, wrong, number)
-            ended_count, pending = ended.count(), engine.load(self._output.path(PENDING)).count()
+            if read["wrong"]:
+                self._save(engine, QUARANTINE, reading.unusable(engine, [rows], [outcomes]), number)
+            pending = engine.load(self._output.path(PENDING)).count()
         finally:
-            for frame in (outcomes, others, op, kept):
+            for frame in (outcomes, rows):
                 frame.unpersist()
         if number and number % COMPACTED_AFTER == 0:
             for name in (ENDED, PENDING):
                 engine.tidy(self._output.path(name))
         self._started = True
         seconds = time.monotonic() - began
-        self._report(Progress(batch=number, records=count, seconds=seconds, ended=ended_count, pending=pending))
+        self._report(
+            Progress(batch=number, records=read["records"], seconds=seconds, ended=read["ended"], pending=pending)
+        )
 
     def _save(self, engine: SparkEngine, name: str, rows: DataFrame, number: int, *, by: str | None = None) -> None:
         engine.save(rows, self._output.path(name), once=Once(self._writer, number), by=by)

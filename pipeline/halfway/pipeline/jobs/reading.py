@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from halfway.pipeline.engines import decoding
@@ -74,6 +74,18 @@ def decoded_parked(engine: Engine, parked: Frame) -> Frame:
     from $parked where not alive
     """  # noqa: S608
     return engine.query(sql, decoded=engine.decode(alive, "parked", decoding.PARKED), parked=parked)
+
+
+def unusable(engine: Engine, faulty: Iterable[Frame], damaged: Iterable[Frame]) -> Frame:
+    """Return where the records are that have a fault, or were damaged when they were decoded, and the `error`."""
+    frames = [*((frame, "fault") for frame in faulty), *((frame, "error") for frame in damaged)]
+    return union(
+        engine,
+        [
+            engine.query(f"select {_PLACE}, {wrong} as error from $frame where {wrong} is not null", frame=frame)  # noqa: S608
+            for frame, wrong in frames
+        ],
+    )
 
 
 def groups(engine: Engine, source: Source) -> Frame:

@@ -9,9 +9,8 @@ from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipeline.access import LONGEST_S
-from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.dialect import Frame
-from halfway.pipeline.engines.engine import Engine, SparkEngine, union
+from halfway.pipeline.engines.engine import Engine, SparkEngine
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pinned import Source
@@ -119,13 +118,8 @@ def run(spark: SparkSession, source: Source, output: Files, options: SweepOption
     )
     counts = sweep(engine, spark.read.parquet(output.path(UNRESOLVED)), policies, source.pins.at, options)
     counts.coalesce(1).write.mode("overwrite").parquet(output.path(SWEEP))
-    faulty = [
-        frame.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
-        for frame, of in zip(read, noted, strict=True)
-        if of.get.get("faults", 1)
-    ]
-    wrong = union(engine, [decoding.quarantined(registered), *faulty])
-    wrong.write.mode("overwrite").parquet(output.path(QUARANTINE))
+    faulty = [frame for frame, of in zip(read, noted, strict=True) if of.get.get("faults", 1)]
+    reading.unusable(engine, faulty, [registered]).write.mode("overwrite").parquet(output.path(QUARANTINE))
     engine.close()
     written = spark.read.parquet(output.path(SWEEP)).orderBy(F.desc("rank"), "group")
     return [row.asDict() for row in written.collect()]
