@@ -447,6 +447,9 @@ class Stage:
         self.kafka.denied.add(denied)
         await asyncio.sleep(fault.for_s)
         self.kafka.denied.discard(denied)
+        for one in list(self.world.instances):
+            if one.died is not None and not one.process.dead:  # it was started meanwhile, and named the ACL
+                self._restart(one)
 
     async def _break_operator(self, fault: Fault, instance: Instance) -> None:
         """Look for transactions page by page; look at them, check them now, and resume what is parked."""
