@@ -440,10 +440,10 @@ class Stage:
         self.kafka.unsure = 0.0
 
     async def _break_internal(self, fault: Fault, instance: Instance) -> None:
-        """Deny an internal topic. Reads are left: with `Read`, seed 700069 leaves a table of owners stale for good."""
+        """Deny an internal topic, for reading, writing or description."""
         names = sorted(name for name in self.kafka.topics if name.startswith(PREFIX))
         name = names[int(fault.how * len(names))]
-        denied = (("Write", "Describe")[fault.target % 2], "topic", name)
+        denied = (("Read", "Write", "Describe")[fault.target % 3], "topic", name)
         self.kafka.denied.add(denied)
         await asyncio.sleep(fault.for_s)
         self.kafka.denied.discard(denied)

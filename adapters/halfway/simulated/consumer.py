@@ -38,6 +38,8 @@ class _Fetch:
     is_paused: bool = False
     ended_at: int | None = None
     """The end that was reported last."""
+    is_denied: bool = False
+    """It may not be read, which was reported once. It goes on when it may."""
     is_stuck: bool = False
     """Its offset is not there, and the consumer is not to choose another one."""
 
@@ -108,10 +110,11 @@ class SimulatedConsumer(Client):
             try:
                 partition = self._cluster.led(place, "Read")
             except RefusedError as refused:
-                if refused.code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                if refused.code == KafkaError.TOPIC_AUTHORIZATION_FAILED and not fetch.is_denied:
                     self._ready.append(_event(place, refused.code, fetch.position))
-                    fetch.is_stuck = True
+                    fetch.is_denied = True
                 continue
+            fetch.is_denied = False
             if self._has_position(place, fetch, partition):
                 self._fetch_from(place, fetch, partition)
 
