@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_772,
+    "lines of coordinator and adapters": 46_775,
     "files of coordinator and adapters": 182,
     "lines of halfway/protocol": 2_851,
     "lines of halfway/coordinator": 8_862,
@@ -18,14 +18,14 @@ BOUNDS = {
     "lines of halfway/kafka": 10_108,
     "lines of halfway/checks": 1_153,
     "lines of halfway/peers": 359,
-    "lines of halfway/simulated": 2_163,
+    "lines of halfway/simulated": 2_166,
     "lines of halfway/embedded": 1_292,
     "lines of halfway/client": 8_011,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_218,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_022,
+    "lines of tests": 77_025,
     "lines of bench": 3_999,
     "bytes of pages": 204_785,
     "settings": 50,
