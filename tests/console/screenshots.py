@@ -51,7 +51,7 @@ async def main() -> None:
         await stack.enter_async_context(_traffic(rest))
         browser = await stack.enter_async_context(chromium())
         page = await open_page(browser, Conduct(), size=SIZE)
-        await _pictures(page, fleet.members[0].url, rest)
+        await _pictures(page, fleet.members[0].url)
         dark = await open_page(browser, Conduct(), size=SIZE, dark=True)
         await _dark_picture(dark, fleet.members[0].url)
 
@@ -93,12 +93,11 @@ async def _serve(rest: Rest) -> None:
         await asyncio.sleep(0.05 + 0.1 * (number // 40 % 3))
 
 
-async def _pictures(page: Page, url: str, rest: Rest) -> None:
+async def _pictures(page: Page, url: str) -> None:
     await page.goto(f"{url}/console/")
-    await rest.until(f"coupon-{PARKED - 1:04}", "parked")
+    await expect(page.get_by_text(f"{PARKED} transactions of coupons")).to_be_visible(timeout=60_000)
     # The charts need time to fill; nothing is asserted about them.
     await asyncio.sleep(LOOKED_AT_S)
-    await expect(page.get_by_text(f"{PARKED} transactions of coupons")).to_be_visible()
     await _take(page, "overview")
     await page.locator(".tile", has=page.get_by_text("Parked", exact=True)).click()
     await expect(page.get_by_role("table").get_by_role("link").first).to_be_visible()

@@ -125,7 +125,7 @@ async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -
         await page.get_by_role("link", name="Overview").click()
         await expect(tile(page, "Pending")).to_have_text("2")
         await expect(page.get_by_role("table", name="Ends by outcome")).to_contain_text(re.compile("commit.1"))
-        await expect(page.get_by_text("Through every restart")).to_contain_text("committed by producer 1.")
+        await expect(page.get_by_text("Through every restart")).to_contain_text("Committed by producer 1.")
         await expect(page.get_by_role("alert")).to_have_count(0)
 
 

@@ -117,7 +117,7 @@ function Ends() {
     return html`<${Totals} caption="Ends by outcome" label="Outcome" rows=${rows(counted.commits, counted.rollbacks)} empty="No transaction has ended since the instances started." />`;
   }
   return html`<${Totals} caption="Ends by outcome" label="Outcome" ever="Ever" rows=${rows(sum(totals.committed), sum(totals.rolled_back))} empty="No transaction has ended yet." />${
-    totals.counted_since ? html`<p class="hint">Through every restart, since ${clock(totals.counted_since)}: ${causes("committed", totals.committed)}${causes("rolled back", totals.rolled_back)}</p>` : null}`;
+    totals.counted_since ? html`<p class="hint">Through every restart, since ${clock(totals.counted_since)}. ${causes("Committed", totals.committed)}${causes("Rolled back", totals.rolled_back)}</p>` : null}`;
 }
 
 function sum(byCause) {
