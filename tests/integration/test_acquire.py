@@ -13,7 +13,7 @@ from msgspec import structs
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Reader
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
-from halfway.kafka.ownership.former_owners import AcquireError
+from halfway.kafka.ownership.former_owners import CLOCK, AcquireError, FencedOwners, LastClaim
 from halfway.kafka.records.codec import (
     BARRIER_KEY,
     KIND_BARRIER,
@@ -260,16 +260,49 @@ def test_an_owner_whose_record_was_not_shown_is_fenced_too(
     """A broker that is cut off from the controllers answers as a leader still, and its log ends where that began."""
     hidden, lane = owner_of("hidden", shard=0), lane_of(config, "hidden")
     record = encode_owner(structs.replace(hidden, lane_ids=tuple(one.transactional_id for one in lane)))
-    after = acquisition(config, "after", 0)
+    fences = FencedOwners("after")
+    after = acquisition(config, "after", 0, fences=fences)
     read = after._fence_former_owners
 
     def too_early(reader: Reader) -> None:
         """Read what that broker has: all but the last owner record."""
         read(reader)
         produce(config, config.owners_topic, 0, owner_key(0), record, record_headers(KIND_OWNER, "", "acquired"))
+        fence_before = after._former_owners.fence_before
+
+        def released_first(shard: int, offset: int) -> LastClaim:
+            """Let the hidden owner release the shard behind the new owner record: nobody has fenced it yet."""
+            lane[0].begin()
+            released = record_headers(KIND_OWNER, "", "released")
+            lane[0].produce(config.owners_topic, None, owner_key(0), 0, headers=released)
+            lane[0].commit(PATIENCE_S)
+            return fence_before(shard, offset)
+
+        monkeypatch.setattr(after._former_owners, "fence_before", released_first)
 
     monkeypatch.setattr(after, "_fence_former_owners", too_early)
     acquire(config, "before", [0])
-    after.acquire()
+    with pytest.raises(AcquireError, match="fenced only now"):
+        after.acquire()
     assert after.former == "hidden"
     assert_fenced(config, lane)
+    acquire(config, "after", [0], fences=fences)
+    last = read_topic(config, config.owners_topic)[-1]
+    assert last.value is not None
+    assert decode_owner(last.value).incarnation == "after"
+
+
+def test_what_kafka_has_against_an_owner_record_is_told_with_the_remedy(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names Kafka's reason, not only that the record has no place."""
+    strict = config_for(kafka.bootstrap_servers)
+    topics = dict.fromkeys((strict.half_topic, strict.op_topic, strict.parked_topic), strict.shards)
+    create_topics(strict, topics)
+    create_topics(strict, {strict.owners_topic: strict.shards}, **{"message.timestamp.before.max.ms": "3600000"})
+    late = acquisition(strict, "late", 0)
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() - 2 * 3_600_000_000_000)
+    with pytest.raises(AcquireError, match="INVALID_TIMESTAMP") as failed:
+        late.acquire()
+    assert failed.value.remedy == CLOCK

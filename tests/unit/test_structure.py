@@ -9,13 +9,13 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_775,
+    "lines of coordinator and adapters": 46_795,
     "files of coordinator and adapters": 182,
     "lines of halfway/protocol": 2_851,
     "lines of halfway/coordinator": 8_862,
     "lines of halfway/http": 5_871,
     "lines of halfway/app": 5_745,
-    "lines of halfway/kafka": 10_108,
+    "lines of halfway/kafka": 10_128,
     "lines of halfway/checks": 1_153,
     "lines of halfway/peers": 359,
     "lines of halfway/simulated": 2_166,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_218,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_024,
+    "lines of tests": 77_057,
     "lines of bench": 3_999,
-    "bytes of pages": 204_785,
+    "bytes of pages": 204_782,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 10,

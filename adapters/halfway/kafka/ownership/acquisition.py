@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -104,6 +104,8 @@ class Acquisition:
     released: dict[int, int] = field(default_factory=dict)
     _acquisition_deadline: AcquisitionDeadline = field(init=False, repr=False)
     _former_owners: FormerOwners = field(init=False, repr=False)
+    _refusal: KafkaError | None = field(default=None, init=False, repr=False)
+    """Why Kafka did not take a record of step 4."""
 
     def acquire(self) -> Acquired:
         """Acquire the shard, or AcquireError.
@@ -184,10 +186,11 @@ class Acquisition:
         """Step 4: commit the owner record and the barriers; return the barriers' offsets by topic."""
         offsets: dict[str, int] = {}
         now = time.time_ns() // 1_000_000
+        fenced = self.fences.names
         producer.begin()
         try:
             self._produce_claim(producer, now, offsets)
-            self._fence_hidden(producer, offsets)
+            self._fence_hidden(producer, offsets, fenced)
             self._produce_barriers(producer, now, offsets)
         except (KafkaException, BufferError) as error:
             raise producer.failure("claiming", error) from error
@@ -198,10 +201,18 @@ class Acquisition:
         self.claimed = True
         return barriers
 
-    def _fence_hidden(self, producer: TransactionalProducer, offsets: Mapping[str, int]) -> None:
-        """Fence an owner whose record steps 2 and 3 were not shown, now that the owner record has its place."""
+    def _fence_hidden(
+        self, producer: TransactionalProducer, offsets: Mapping[str, int], fenced: Collection[str]
+    ) -> None:
+        """Fence an owner whose record steps 2 and 3 were not shown, now that the owner record has its place.
+
+        Raises AcquireError: it was not among `fenced`, the owners fenced before that record was written. So its release
+        may stand behind the record, and would hide it from the next owner: the next attempt writes a later one.
+        """
         if not producer.flush(self._acquisition_deadline.deadline, self.cancelled):
             raise ProducerFailedError("claiming", "the owner record was not taken in time")
+        if self._refusal is not None:
+            raise KafkaException(self._refusal)
         offset = offsets.get(self.config.owners_topic, -1)
         if offset < 0:
             raise ProducerFailedError("claiming", "the offset of the owner record is not known")
@@ -209,6 +220,8 @@ class Acquisition:
         if hidden.known:
             log.warning("former_owner_was_hidden", shard=self.shard, incarnation=hidden.last)
             self.former = hidden.last
+            if hidden.last is not None and hidden.last not in fenced:
+                raise AcquireError("claiming", f"{hidden.last} owned the shard, and is fenced only now")
 
     def _produce_claim(self, producer: TransactionalProducer, now: int, offsets: dict[str, int]) -> None:
         """Produce the owner record; `offsets` gets its place on delivery."""
@@ -221,7 +234,7 @@ class Acquisition:
             encode_owner(owner),
             owner_key(shard),
             shard,
-            on_delivery=_noted_in(offsets),
+            on_delivery=self._noted_in(offsets),
             timestamp=now,
             headers=record_headers(KIND_OWNER, "", "acquired"),
         )
@@ -229,9 +242,20 @@ class Acquisition:
     def _produce_barriers(self, producer: TransactionalProducer, now: int, offsets: dict[str, int]) -> None:
         """Produce the barriers; `offsets` gets the place of each on delivery."""
         barrier = encode_barrier(Barrier(incarnation=self.incarnation, at=now))
-        headers, noted = record_headers(KIND_BARRIER, "", "acquired"), _noted_in(offsets)
+        headers, noted = record_headers(KIND_BARRIER, "", "acquired"), self._noted_in(offsets)
         for topic in self._folded_topics:
             producer.produce(topic, barrier, BARRIER_KEY, self.shard, on_delivery=noted, timestamp=now, headers=headers)
+
+    def _noted_in(self, offsets: dict[str, int]) -> Callable[[Any, Any], None]:
+        """Return a delivery callback that notes offsets by topic, and why a record was refused."""
+
+        def report(error: Any, message: Any) -> None:
+            if error is None:
+                offsets[message.topic()] = message.offset()
+            else:
+                self._refusal = error
+
+        return report
 
     # --- step 5
 
@@ -333,16 +357,6 @@ class Acquisition:
                     state.apply_half(offset, name, FOREIGN)
 
         return handle
-
-
-def _noted_in(offsets: dict[str, int]) -> Callable[[Any, Any], None]:
-    """Return a delivery callback that notes offsets by topic."""
-
-    def report(error: Any, message: Any) -> None:
-        if error is None:
-            offsets[message.topic()] = message.offset()
-
-    return report
 
 
 class _Payloads:

@@ -136,6 +136,12 @@ class FencedOwners:
         """Return whether an incarnation is fenced, or is this one."""
         return incarnation in self._fenced
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Those that are fenced by now, and this incarnation."""
+        with self._lock:
+            return frozenset(self._fenced)
+
     def once(self, incarnation: str, fence: Callable[[], None], check: Callable[[], None]) -> None:
         """Fence an incarnation by calling `fence`, or wait while another thread does so for another shard.
 
