@@ -33,8 +33,11 @@ def test_each_outcome_is_written_once_and_pending_is_replaced(
     batches: list[Progress] = []
     folder = Folder(spark, str(tmp_path))
     few = LedgerOptions(once=True, max_records=220)
-    ledger.start(spark, topics.access, folder, few, done=batches.append).awaitTermination()
+    stream = ledger.start(spark, topics.access, folder, few, done=batches.append)
+    stream.awaitTermination()
     assert [one.batch for one in batches] == list(range(len(batches)))
+    # Spark counts a record each time that it reads it from Kafka.
+    assert [progress.numInputRows for progress in stream.recentProgress] == [one.records for one in batches]
     assert len(batches) > 1
     assert sum(one.ended for one in batches) == len(topics.ended)
     assert sum(one.records for one in batches) == 150 + 2 * len(topics.ended) + 2 * 3

@@ -65,8 +65,10 @@ class SparkEngine:
         try:
             return self.spark.sql(INPUT.sub(lambda found: views[found[1]], sql))
         finally:
+            # PySpark's own dropTempView also ends the cache of a frame that is persisted.
+            catalog = self.spark._jsparkSession.sessionState().catalog()  # noqa: SLF001
             for view in views.values():
-                self.spark.catalog.dropTempView(view)
+                catalog.dropTempView(view)
 
     def keep(self, frame: Frame) -> Frame:
         """Return the same frame, which is then computed once. It is on disk, because sorting needs the memory.
