@@ -431,9 +431,11 @@ class Metrics:
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics as text, and its content type. It has the series of a deleted group for the last time."""
         encode, content_type = encoding(accept)
-        for label in {self._groups.label(group.name) for group in self._registered()}:
-            for verdict, sent in _FAILING:
-                self._checks.count((label, verdict, sent), 0)
+        names = [group.name for group in self._registered()]
+        # If there are too many, the places are for those that have something to show.
+        if len(names) <= MAX_GROUPS:
+            for name, (verdict, sent) in product(names, _FAILING):
+                self._checks.count((self._groups.label(name), verdict, sent), 0)
         text = encode(self.registry)
         for group in self._groups.forget_deleted():
             for metric in self._of_groups:

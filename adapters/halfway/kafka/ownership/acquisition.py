@@ -210,6 +210,7 @@ class Acquisition:
         may stand behind the record, and would hide it from the next owner: the next attempt writes a later one.
         """
         if not producer.flush(self._acquisition_deadline.deadline, self.cancelled):
+            self._acquisition_deadline.check_wanted("claiming")
             raise ProducerFailedError("claiming", "the owner record was not taken in time")
         if self._refusal is not None:
             raise KafkaException(self._refusal)

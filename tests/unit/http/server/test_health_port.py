@@ -140,3 +140,19 @@ async def test_a_deleted_group_leaves_no_series_and_its_place_to_others(
     counted("g9")  # an end of it that is repeated while its outcome is remembered
     assert "g9" not in text()
     assert 'halfway_prepares_total{group="other",result="prepared"} 1.0' in text()
+
+
+async def test_idle_groups_take_no_places_from_busy_ones(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape exports zeros for registered groups, but not if that would fill the places."""
+    monkeypatch.setattr("halfway.app.metrics.MAX_GROUPS", 3)
+    metrics = Metrics()
+    metrics.show(world.coordinator, world.api)
+    for number in range(12):
+        group = {"check": {"mode": "pull"}, "topics": ["orders"]}
+        assert (await world.call("PUT", f"/v1/groups/g{number}", group)).status == 201
+    metrics.render()
+    for busy in ("g4", "g8", "g11"):
+        metrics.checked(busy, "unknown", sent=True, seconds=1)
+        assert (
+            f'halfway_checks_total{{group="{busy}",sent="true",verdict="unknown"}} 1.0' in metrics.render()[0].decode()
+        )
