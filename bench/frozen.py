@@ -23,7 +23,7 @@ from bench.figures import Record, Row, Say
 from bench.plan import GROUP
 from bench.scenarios import FLEET_SHARDS
 from bench.system import SPARE_S, Broker, Instance, Rig, RigError, until
-from halfway.client.ids import CoordinatorClock
+from halfway.client.ids import NewIds
 from halfway.protocol.ids import IdMaker
 from tests.faults.plan import Fault, Faults
 
@@ -57,7 +57,7 @@ def _pause(kafka: Broker, instances: int, session: float, timeout: float, say: S
     say(f"one of {instances} is frozen: session {session:g} s, transaction time-out {timeout:g} s")
     settings = {"HALFWAY_SESSION_TIMEOUT_S": f"{session:g}", "HALFWAY_TRANSACTION_TIMEOUT_S": f"{timeout:g}"}
     with ExitStack() as stack:
-        name = f"frozen-{CoordinatorClock().new_id()[-6:]}"
+        name = f"frozen-{NewIds().new_id()[-6:]}"
         rig = Rig(kafka, name, settings=settings, instances=instances - 1, shards=FLEET_SHARDS)
         stack.enter_context(rig)
         faults = Faults(rig.directory / "faults")

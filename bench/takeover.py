@@ -26,7 +26,7 @@ from bench.load.wire import payloads
 from bench.plan import GROUP
 from bench.scenarios import FLEET_SHARDS
 from bench.system import SPARE_S, Broker, Instance, Rig
-from halfway.client.ids import CoordinatorClock
+from halfway.client.ids import NewIds
 from halfway.protocol.ids import shard_of
 
 PAUSE_S: Final = 0.1
@@ -109,7 +109,7 @@ class _Callers:
                 await asyncio.sleep(max(0.0, due - loop.time()))
 
     async def _transaction(self) -> None:
-        name = CoordinatorClock().new_id()
+        name = NewIds().new_id()
         shard = shard_of(name, FLEET_SHARDS) or 0
         number, (key, value) = next(self._contents)
         message = {"topic": self._topic, "key": key, "value": value}
@@ -154,7 +154,7 @@ def run(kafka: Broker, options: Options, say: Say) -> Record:
     for session in options.session:
         say(f"three instances with a session of {session:g} s")
         settings = {"HALFWAY_SESSION_TIMEOUT_S": f"{session:g}"}
-        name = f"takeover-{CoordinatorClock().new_id()[-6:]}"
+        name = f"takeover-{NewIds().new_id()[-6:]}"
         with Rig(kafka, name, settings=settings, instances=3, shards=FLEET_SHARDS) as rig:
             auditor, journal = rig.auditor(), rig.directory / "takeover.journal"
             with journal.open("wb") as file:

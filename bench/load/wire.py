@@ -17,7 +17,7 @@ import msgspec
 from bench.audit import SentTransaction
 from bench.plan import GROUP, KEYS, VALUE_BYTES, LoadPlan
 from halfway.client import Message
-from halfway.client.ids import CoordinatorClock
+from halfway.client.ids import NewIds
 from halfway.embedded.broker import HOST
 from halfway.protocol.ids import shard_of
 
@@ -26,7 +26,7 @@ _LENGTH: Final = b"\r\ncontent-length:"
 _ID: Final = b'{"id":"'
 _ONE_COMMIT: Final = b'{"outcome":"commit"}'
 _BATCHES: Final = 16
-_PLACEHOLDER: Final = "i" * len(CoordinatorClock().new_id())
+_PLACEHOLDER: Final = "i" * len(NewIds().new_id())
 """The placeholder of an id in a prepared request."""
 _SHOWN: Final = 300
 
@@ -167,7 +167,7 @@ class Singles:
         if not self._chosen:
             return Work((number,), parts[0])
         while True:
-            name, shard = CoordinatorClock().new_id(), 0
+            name, shard = NewIds().new_id(), 0
             if not self._count or (shard := shard_of(name, self._count) or 0) in self._shards:
                 return Work((number,), name.encode().join(parts), name.encode(), shard)
 

@@ -9,9 +9,12 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Final
+from struct import unpack
+from typing import Any, Final
 from uuid import UUID
 
 from halfway.client.errors import HalfwayError
@@ -23,6 +26,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST_MS: Final = 10**11
 """March 1973. A time before it was given in seconds."""
 _END_MS: Final = 2**48
+_TURNS: Final = 20
+"""How many of them a second has: each shard gets its turn."""
+_ATTEMPTS: Final = 8
+"""How many of them an id may take on average, unless fewer shards are served."""
+_MOST_ATTEMPTS: Final = 256
+_M: Final = 0x5BD1E995
+_SEED: Final = 0x9747B28C
+_MASK: Final = 0xFFFFFFFF
 
 
 class InvalidIdError(HalfwayError, ValueError):
@@ -62,10 +73,22 @@ def canonical(id: str) -> str:
     return id.lower() if _UUID7.fullmatch(id) else id
 
 
-class CoordinatorClock:
-    """The coordinator's time, by the `Date` header of its last answer; before the first answer that of this machine."""
+@dataclass(frozen=True)
+class Shards:
+    """The number of all shards, and which of them a coordinator serves."""
+
+    count: int
+    here: Sequence[int]
+
+
+class NewIds:
+    """Makes ids by what coordinators have said last: their time, and which shards are served where the calls go.
+
+    Their time is the `Date` header of an answer; before the first answer it is that of this machine.
+    """
 
     def __init__(self) -> None:
+        self._shards: Shards | None = None
         self._date: str | None = None
         self._zero_s: float | None = None
         """The coordinator's time when this machine's monotonic clock was 0. It survives if the time of day is set."""
@@ -81,10 +104,44 @@ class CoordinatorClock:
         self._zero_s = at.replace(tzinfo=at.tzinfo or UTC).timestamp() - time.monotonic()
         self._date = date
 
+    def learn_shards(self, said: Mapping[str, Any]) -> None:
+        """Take the shards of a frame or an answer that has just come, if it says any."""
+        match said.get("shards"):
+            case {"count": int(count), "here": list(here)} if here and count >= len(here):
+                self._shards = Shards(count, here)
+
     def new_id(self) -> str:
         """Return a new id that is born now."""
         now_s = time.time() if self._zero_s is None else self._zero_s + time.monotonic()
-        return _uuid7(int(now_s * 1000), os.urandom(10))
+        made = _uuid7(int(now_s * 1000), os.urandom(10))
+        return made if self._shards is None else _moved_to(made, self._shards, int(now_s * _TURNS))
+
+
+def _moved_to(made: str, shards: Shards, turn: int) -> str:
+    """Return an id with other last digits, by which it belongs to one of the shards whose turn it is.
+
+    Ids that are made at about the same time share a shard, or some of many, so that a Kafka transaction touches few
+    partitions. The shard of an id is murmur2 of it, as a positive number, modulo the number of shards.
+    """
+    parts = max(1, min(len(shards.here), len(shards.here) * _ATTEMPTS // shards.count))
+    wanted = shards.here[turn % parts :: parts]
+    head, tail = made[:32], int(made[32:], 16)
+    h = _SEED ^ len(made)
+    for word in unpack("<8I", head.encode()):
+        h = h * _M & _MASK ^ _mixed(word)
+    h = h * _M & _MASK
+    for last in range(tail, tail + _MOST_ATTEMPTS):
+        digits = f"{last & 0xFFFF:04x}"
+        found = h ^ _mixed(int.from_bytes(digits.encode(), "little"))
+        found = (found ^ found >> 13) * _M & _MASK
+        if ((found ^ found >> 15) & 0x7FFFFFFF) % shards.count in wanted:
+            return head + digits
+    return made
+
+
+def _mixed(word: int) -> int:
+    k = word * _M & _MASK
+    return (k ^ k >> 24) * _M & _MASK
 
 
 def _milliseconds(at: object) -> int:

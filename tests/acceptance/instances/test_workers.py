@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from halfway.client import Halfway, Message
 from halfway.embedded.broker import HOST, is_free, pick_port
 from halfway.protocol.keys import RANDOM_BYTES, key_text
 from halfway.protocol.principal import PrincipalKind
@@ -194,6 +195,31 @@ async def test_hosts_with_workers_are_one_cluster(
     for service in services:
         service.terminate()
     assert [await service.exited() for service in services] == [0, 0, 0]
+
+
+async def test_a_client_on_a_stream_makes_ids_that_are_not_forwarded(
+    service: CoordinatorProcess, connect: Connect, group: str, topic: str
+) -> None:
+    """The worker says which shards it serves. Only ids that were made before the stream was open may be of others."""
+    rest = connect(service)
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+
+    async def forwarded() -> float:
+        found = await eventually(
+            lambda: samples(rest), lambda found: sum(name == "halfway_ready" for name, _ in found) == 2
+        )
+        return sum(total(found, "halfway_forwarded_total", call=call) for call in ("prepare", "end"))
+
+    async with Halfway(service.url, group, stream=True) as client:
+
+        async def place() -> None:
+            async with client.transaction([Message(topic=topic, value="paid")]):
+                pass
+
+        await place()
+        before = await forwarded()
+        await asyncio.gather(*(place() for _ in range(40)))
+        assert await forwarded() == before
 
 
 async def test_keys_and_certificates_hold_at_every_worker(

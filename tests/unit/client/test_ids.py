@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from email.utils import formatdate
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -22,8 +23,9 @@ from halfway.client import (
     SyncHalfway,
     transaction_id,
 )
-from halfway.client.ids import CoordinatorClock
+from halfway.client.ids import NewIds
 from halfway.client.producer.transaction import Sending
+from halfway.protocol.ids import shard_of
 from tests.support.client.serving import serving
 from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
@@ -95,7 +97,7 @@ async def test_upper_case_is_the_same_id_everywhere(world: RestWorld, shop: Shop
 
 def test_the_time_of_day_of_the_service_plays_no_role(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first answer there is only the service's own clock. A date that is no date changes nothing."""
-    clock = CoordinatorClock()
+    clock = NewIds()
     assert abs(born_ms(clock.new_id()) - time.time() * 1000) < 60_000
     monotonic = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: monotonic)
@@ -195,3 +197,23 @@ async def test_a_local_transaction_that_lasts_longer_than_the_horizon_is_sent_un
     async with serving(strict.answer, "/v1/batch") as url:
         await asyncio.to_thread(work, url)
     assert strict.prepared[-1] == rows[-1]
+
+
+@pytest.mark.parametrize(
+    "count, here", [(1, [0]), (4, [0, 1, 2, 3]), (4, [2]), (6, [1, 4]), (64, [*range(64)]), (16, [3, 9])]
+)
+def test_an_id_is_of_a_shard_that_is_served_where_the_calls_go(
+    count: int, here: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every such shard has its turn, and in one turn an id is of at most an eighth of all shards, or of one."""
+    maker, now = NewIds(), list[float]()
+    maker.learn_shards({"shards": {"count": count, "here": here}})
+    monkeypatch.setattr("halfway.client.ids.time", SimpleNamespace(time=now.pop))
+    turns: list[set[int]] = []
+    for turn in range(20):
+        now += [1_795_000_000 + turn / 20 + 0.01] * 40
+        ids = {maker.new_id() for _ in range(40)}
+        assert len(ids) == 40
+        turns.append({shard for one in ids if (shard := shard_of(one, count)) is not None})
+    assert set().union(*turns) == set(here)
+    assert max(map(len, turns)) <= max(1, count // 8)

@@ -178,7 +178,7 @@ class GroupCalls:
 
     def new_id(self) -> str:
         """Return an id for a new transaction, born now by the coordinator's clock."""
-        return self._transport.clock.new_id()
+        return self._transport.ids.new_id()
 
     async def prepare(
         self,

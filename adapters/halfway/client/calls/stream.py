@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol
 import aiohttp
 
 from halfway.client.calls.transport import NoAnswerError, Reply, Transport
+from halfway.client.ids import NewIds
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +119,11 @@ class RefusedStreamError(Exception):
 class Stream:
     """A connection. It takes calls until the coordinator stops, or until it is given up."""
 
-    def __init__(self, url: str, socket: aiohttp.ClientWebSocketResponse, hello: Mapping[str, Any]) -> None:
+    def __init__(
+        self, url: str, socket: aiohttp.ClientWebSocketResponse, first: Mapping[str, Any], ids: NewIds
+    ) -> None:
         """Take over a connection whose first frame was read."""
+        hello = first["hello"]
         self.url = url
         self.sent: dict[int, Call] = {}
         """The calls without an answer, also those whose caller has given up."""
@@ -127,6 +131,8 @@ class Stream:
         """How many of them are of each kind."""
         self.answered_at = 0.0
         self.takes_calls = True
+        self._ids = ids
+        self._ids.learn_shards(first)
         self.is_refused = False
         """Whether the coordinator has closed it because of what it was sent."""
         self._socket = socket
@@ -149,7 +155,7 @@ class Stream:
             except aiohttp.WSServerHandshakeError as error:
                 raise RefusedStreamError(error.status) from None
             try:
-                return cls(url, socket, _frame_in(await socket.receive())["hello"])
+                return cls(url, socket, _frame_in(await socket.receive()), transport.ids)
             except (NoAnswerError, LookupError, TypeError, ValueError):
                 await _close(socket)
                 raise RefusedStreamError(HTTPStatus.SWITCHING_PROTOCOLS) from None  # by another server than halfway
@@ -205,6 +211,7 @@ class Stream:
                 self.answered_at = loop.time()
                 call.settle()
                 queue.take_answer(call, reply)
+            self._ids.learn_shards(frame)
             if "closing" in frame:
                 queue.leave(self)
             if "problem" in frame:

@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from halfway.client.errors import NOT_HALFWAY, HalfwayError
-from halfway.client.ids import CoordinatorClock
+from halfway.client.ids import NewIds
 
 KEY_VARIABLE: Final = "HALFWAY_CLIENT_KEY"
 """The environment variable with the default key."""
@@ -157,7 +157,7 @@ class Transport:
         self._pool: _Connections | None = None
         self._upgrades: aiohttp.ClientSession | None = None
         """Opens streams, which take no connection of the pool."""
-        self.clock = CoordinatorClock()
+        self.ids = NewIds()
         self._retired: set[_Connections] = set()
         """Pools whose connections may be dead, until their last request is done."""
 
@@ -172,7 +172,7 @@ class Transport:
             _of_parents.extend((self._pool, self._upgrades, *self._retired))
             self._retired = set()
         self._open_pool()
-        self._upgrades = self._session(0, trace_configs=[_of_upgrades(self.clock)])
+        self._upgrades = self._session(0, trace_configs=[_of_upgrades(self.ids)])
 
     async def close(self) -> None:
         pools, self._pool = [*self._retired, *([] if self._pool is None else [self._pool])], None
@@ -288,11 +288,11 @@ class Transport:
                 document = {**document, "detail": f"{document.get('detail', '')} ({method} {path} at {url})"}
             reply = Reply(status=status, body=document, retry_after_s=_seconds(response.headers.get("Retry-After")))
             if reply.is_from_halfway:
-                self.clock.learn(response.headers.get("Date"))
+                self.ids.learn(response.headers.get("Date"))
             return reply
 
 
-def _of_upgrades(clock: CoordinatorClock) -> aiohttp.TraceConfig:
+def _of_upgrades(ids: NewIds) -> aiohttp.TraceConfig:
     """Return what follows no redirect of an upgrade, and learns the coordinator's time from its answer."""
 
     async def refuse_redirect(*_: object) -> None:
@@ -300,7 +300,7 @@ def _of_upgrades(clock: CoordinatorClock) -> aiohttp.TraceConfig:
 
     async def learn(_: aiohttp.ClientSession, __: object, end: aiohttp.TraceRequestEndParams) -> None:
         if end.response.status == HTTPStatus.SWITCHING_PROTOCOLS:
-            clock.learn(end.response.headers.get("Date"))
+            ids.learn(end.response.headers.get("Date"))
 
     config = aiohttp.TraceConfig()
     config.on_request_redirect.append(refuse_redirect)

@@ -157,6 +157,11 @@ class ShardTable:
         return sorted(self._served)
 
     @property
+    def accepting(self) -> list[int]:
+        """The served shards that are not being given up."""
+        return sorted(self._accepting)
+
+    @property
     def count(self) -> int:
         return self._limits.shards
 

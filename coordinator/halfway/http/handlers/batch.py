@@ -62,6 +62,7 @@ class BatchResponse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     end: list[BatchItem]
     check: list[BatchItem]
     resume: list[BatchItem]
+    shards: models.Shards
 
 
 class _Items(NamedTuple):
@@ -106,6 +107,7 @@ async def batch(call: Call) -> Answer:
         end=[_item(_OK, one) for one in end_results],
         check=[_view_item(_ACCEPTED, one) for one in check_results],
         resume=[_view_item(_OK, one) for one in resume_results],
+        shards=models.Shards.of(coordinator.shards),
     )
     _note_refused(call, "batch_end", items.end, end_results, shown.end)
     _note_refused(call, "batch_resume", items.resume, resume_results, shown.resume)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from halfway.coordinator.requests import LeasedCheck, Moment, TransactionView
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.http.responses import GiveWay, with_messages
 from halfway.protocol.policy import MAX_SECONDS, LimitOverrides, PolicyOverrides, Seconds
 from halfway.protocol.records import MAX_REMARK_BYTES, MAX_TOPICS, ShownMessage, shown_message
@@ -156,6 +157,18 @@ class BatchAction(ActionRequest, frozen=True, kw_only=True, forbid_unknown_field
     """One transaction of a batch that is checked or resumed."""
 
     id: TransactionId
+
+
+class Shards(msgspec.Struct, frozen=True, kw_only=True):
+    """Which shards are served where a request or stream arrives. A call for an id of another shard is forwarded."""
+
+    count: int
+    """The number of shards of all instances together."""
+    here: list[int]
+
+    @classmethod
+    def of(cls, shards: ShardTable) -> Shards:
+        return cls(count=shards.count, here=shards.accepting)
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

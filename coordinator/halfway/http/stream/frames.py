@@ -183,6 +183,7 @@ class ServerFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What the server sends."""
 
     hello: Hello | None = None
+    shards: models.Shards | None = None
     answers: list[Answer] = []
     checks: list[models.FetchedCheck] = []
     ended: Ended | None = None

@@ -21,7 +21,7 @@ from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.requests import LeasedCheck
 from halfway.http.handlers.handlers import SUBPROTOCOL, Call
 from halfway.http.requests.admission import SMALL_BYTES, ApiLimits, InFlight
-from halfway.http.requests.models import StreamChecks
+from halfway.http.requests.models import Shards, StreamChecks
 from halfway.http.requests.validation import cause_of, demand_few_members
 from halfway.http.responses import InternalError, invalid
 from halfway.http.stream import frames
@@ -183,7 +183,8 @@ class Stream:
             heartbeat_s=limits.heartbeat_s,
         )
         self._answers: list[Answer] = []
-        self._frames: list[bytes] = [ServerFrame(hello=hello).encoded()]
+        self._shards = Shards.of(self._coordinator.shards)
+        self._frames: list[bytes] = [ServerFrame(hello=hello, shards=self._shards).encoded()]
         """What is sent before the answers."""
         self._work = asyncio.Event()
         self._work.set()
@@ -203,7 +204,7 @@ class Stream:
     async def run(self) -> None:
         """Serve the connection until either side closes it."""
         writing = asyncio.get_running_loop().create_task(self._write())
-        self._spawn(self._watch_right())
+        self._spawn(self._watch())
         try:
             await self._read()
             if self._close_with is not None or self._closing:
@@ -250,10 +251,13 @@ class Stream:
             else:
                 return
 
-    async def _watch_right(self) -> None:
-        """Break off once the caller's key is revoked or has expired, though the client sends nothing."""
+    async def _watch(self) -> None:
+        """Say when other shards are served here, and break off once the caller's key is revoked or has expired."""
         while self._close_with is None:
             await asyncio.sleep(LOOK_EVERY_S)
+            if (shards := Shards.of(self._coordinator.shards)) != self._shards:
+                self._shards = shards
+                self._say(ServerFrame(shards=shards))
             try:
                 self._authority.require(self.principal, Permission.STREAM)
             except (UnauthenticatedError, ForbiddenError) as error:

@@ -81,7 +81,7 @@ async def connected() -> AsyncIterator[Connects]:
                 world.session.ws_connect(url, protocols=(SUBPROTOCOL,), max_msg_size=0, **options)
             )
             raw = Raw(socket)
-            assert set(await raw.frame()) == {"hello"}
+            assert set(await raw.frame()) == {"hello", "shards"}
             return raw
 
         yield connect

@@ -225,3 +225,9 @@ async def test_prepares_whose_turn_has_not_come_when_their_connection_is_lost_ar
     assert world.coordinator.shards.unresolved < 1000
     assert not operations._begun
     prepares.cancel()
+
+
+async def test_a_client_is_told_when_other_shards_are_served_here(world: RestWorld, connected: Connects) -> None:
+    raw = await connected(world)
+    world.coordinator.shards.lost(1)
+    assert await raw.frame() == {"shards": {"count": 2, "here": [0]}}
