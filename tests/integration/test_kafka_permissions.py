@@ -2,14 +2,16 @@
 
 import asyncio
 import dataclasses
+import time
 
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # public, but not for mypy
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.topics.admin_requests import AdminRequests
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import Finding, InternalTopics
-from halfway.protocol.errors import ConfigurationError, NotAuthorisedError
+from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError, NotAuthorisedError
 from tests.support.brokers.guarded import USERS, GuardedKafka
 from tests.support.ownership.cluster_harness import PATIENCE_S, config_of, create_topics
 
@@ -58,6 +60,19 @@ async def test_each_missing_acl_is_named_until_all_are_there(guarded_kafka: Guar
         assert named in caught.value.detail
     guarded_kafka.allow(USER, transactional, config.prefix, AclOperation.WRITE)
     await ensure(config)
+
+
+def test_a_broker_that_wants_a_login_is_said_to_close_connections(guarded_kafka: GuardedKafka) -> None:
+    """As librdkafka tells, all that is known is that all brokers are down."""
+    until = time.monotonic() + PATIENCE_S
+    requests = AdminRequests(config_of(guarded_kafka.guarded_servers), 0, cancelled=lambda: False)
+    said = ""
+    while "closes the connection" not in said:
+        assert time.monotonic() < until, said
+        with pytest.raises(KafkaUnavailableError) as caught:
+            requests.brokers()
+        said = caught.value.detail
+    assert "HALFWAY_KAFKA__SECURITY_PROTOCOL" in said
 
 
 async def examined(config: KafkaConfig, *destinations: str) -> dict[str, Finding]:

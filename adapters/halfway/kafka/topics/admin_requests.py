@@ -50,6 +50,10 @@ _INVALID: Final = frozenset(
         KafkaError.TOPIC_EXCEPTION,
     }
 )
+_CLOSED: Final = (
+    "each broker closes the connection; if it expects a login or TLS, set HALFWAY_KAFKA__SECURITY_PROTOCOL and the "
+    "HALFWAY_KAFKA__SASL_… and HALFWAY_KAFKA__SSL_… settings"
+)
 _MISSING: Final = KafkaError.UNKNOWN_TOPIC_OR_PART
 _EXISTS: Final = KafkaError.TOPIC_ALREADY_EXISTS
 
@@ -86,9 +90,19 @@ class _ReportedErrors:
     def __init__(self) -> None:
         self.refusal: KafkaError | None = None
         self.last: KafkaError | None = None
+        self.all_down = False
+
+    def cause(self, otherwise: str) -> str:
+        """Return why there is no answer, as far as the client has reported it."""
+        if self.last is not None:
+            return self.last.str()
+        return _CLOSED if self.all_down else otherwise
 
     def record(self, error: KafkaError) -> None:
-        self.last = error
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self.all_down = True  # after errors that say why; or brokers have closed connections, which is none
+        else:
+            self.last = error
         if error.code() in _REFUSED_CONNECTION:
             self.refusal = error
 
@@ -153,8 +167,7 @@ class AdminRequests:
         while not future.done():
             self.check()
             if time.monotonic() > until:
-                cause = "no answer in time" if self._errors.last is None else self._errors.last.str()
-                raise KafkaUnavailableError(f"Kafka at {self.bootstrap} did not answer: {cause}")
+                raise KafkaUnavailableError(self._no_answer("no answer in time"))
             wait([future], _POLL_S)
             admin.poll(0)
             if self._errors.refusal is not None:
@@ -185,10 +198,10 @@ class AdminRequests:
                     f"Kafka refuses {operation} on {thing}: {error.str()}: create it yourself, or change "
                     "HALFWAY_REPLICATION_FACTOR, HALFWAY_SHARDS or HALFWAY_KAFKA_PREFIX"
                 ) from exception
-            cause = self._errors.last or error
-            raise KafkaUnavailableError(
-                f"Kafka at {self.bootstrap} did not answer: {cause.str()}", operation=operation
-            ) from exception
+            raise KafkaUnavailableError(self._no_answer(error.str()), operation=operation) from exception
+
+    def _no_answer(self, otherwise: str) -> str:
+        return f"Kafka at {self.bootstrap} did not answer: {self._errors.cause(otherwise)}"
 
 
 def _request_metadata(admin: Admin, timeout_s: float, answer: Future[ClusterMetadata]) -> None:

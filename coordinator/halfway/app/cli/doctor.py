@@ -13,7 +13,7 @@ from typing import Final
 import aiohttp
 from confluent_kafka import KafkaError, Message
 
-from halfway.app.cli.administration import ANSWER_S, with_topics
+from halfway.app.cli.administration import ANSWER_S
 from halfway.app.metrics import Metrics
 from halfway.app.serve.addresses import demand_guarded
 from halfway.app.serve.backend import authorities, check_authorities, check_caller
@@ -25,7 +25,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.librdkafka_events import THROTTLING
 from halfway.kafka.log.registries import KafkaGroups
 from halfway.kafka.topics.provisioning import MAX_SKEW_S, Finding, InternalTopics
-from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
+from halfway.protocol.errors import ConfigurationError, HalfwayError, KafkaUnavailableError
 
 _GATEWAY: Final = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _QUOTAS: Final = "quotas"
@@ -44,22 +44,27 @@ def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -
         Finding.of("open files", lambda: f"enough for {raise_limit():,} connections of clients"),
     ]
 
-    async def look(topics: InternalTopics) -> int:
-        found = await topics.examine(destinations)
-        findings.extend(found)
+    async def look() -> None:
         config = settings.kafka_config("")
-        servers = config.properties["bootstrap.servers"]
-        command = f"kafka-configs.sh --bootstrap-server {servers} --describe --entity-type users"
-        quotas = f"only `{command}` shows them (also with clients, and with both types)"
-        if all(one.ok for one in found):
-            findings.append(await asyncio.to_thread(Finding.of, _QUOTAS, partial(_try_quotas, config, quotas)))
-            findings.extend(await _endpoints(settings))
-            findings.extend(await _instances(settings, await topics.instances()))
-        else:
-            findings.append(Finding(check=_QUOTAS, ok=None, detail=f"not tried before the rest is ok; {quotas}"))
-        return 0
+        topics = InternalTopics(config)
+        try:
+            findings.extend(found := await topics.examine(destinations))
+            servers = config.properties["bootstrap.servers"]
+            command = f"kafka-configs.sh --bootstrap-server {servers} --describe --entity-type users"
+            quotas = f"only `{command}` shows them (also with clients, and with both types)"
+            if all(one.ok for one in found):
+                findings.append(await asyncio.to_thread(Finding.of, _QUOTAS, partial(_try_quotas, config, quotas)))
+                findings.extend(await _endpoints(settings))
+                findings.extend(await _instances(settings, await topics.instances()))
+            else:
+                findings.append(Finding(check=_QUOTAS, ok=None, detail=f"not tried before the rest is ok; {quotas}"))
+        finally:
+            topics.close()
 
-    with_topics(settings, look)
+    try:
+        asyncio.run(look())
+    except HalfwayError as error:
+        findings.append(Finding(check="Kafka", ok=False, detail=error.detail))
     shown = {True: "ok", False: "wrong", None: "unknown"}
     if as_json:
         say(json_line([{"check": one.check, "result": shown[one.ok], "detail": one.detail} for one in findings]))

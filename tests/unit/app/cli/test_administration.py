@@ -54,6 +54,24 @@ def test_a_cluster_that_does_not_answer_is_taken_for_one_of_three_brokers(monkey
     assert "this shows what a cluster of 3 brokers needs" in listed.stderr
 
 
+NO_AUTHORITY = {"HALFWAY_KAFKA__SECURITY_PROTOCOL": "SSL", "HALFWAY_KAFKA__SSL_CA_LOCATION": "no"}
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({}, "HALFWAY_KAFKA__BOOTSTRAP_SERVERS"),
+        (NO_AUTHORITY | {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9"}, "HALFWAY_KAFKA__SSL_CA_LOCATION"),
+    ],
+    ids=["no broker", "no authority"],
+)
+def test_the_doctor_finds_settings_with_which_no_client_can_be_made(settings: dict[str, str], named: str) -> None:
+    result = CliRunner().invoke(halfway, ["doctor", "--json"], env={"HALFWAY_HOST": "127.0.0.1", **settings})
+    assert result.exit_code == 1
+    (wrong,) = (one["detail"] for one in json.loads(result.stdout) if one["result"] == "wrong")
+    assert named in wrong
+
+
 NOW_MS = 1_767_323_045_678
 AT = "2026-01-02T03:04:05.678Z"
 EVENTS = [
