@@ -55,15 +55,18 @@ class Readiness:
         others: Callable[[], Sequence[OwnerHint]],
         reaches: Callable[[OwnerHint], Awaitable[bool]],
         writer_trouble: Callable[[], str | None] = lambda: None,
+        kafka_age_s: Callable[[], float] = float,
     ) -> None:
         """Take the functions that return the membership and the other owners, and that try to connect to one.
 
-        `writer_trouble` returns why this instance can store no prepare, although Kafka may take them of others.
+        `writer_trouble` returns why this instance can store no prepare, although Kafka may take them of others;
+        `kafka_age_s` how long ago Kafka was last read.
         """
         self._status = status
         self._others = others
         self._reaches = reaches
         self._writer_trouble = writer_trouble
+        self._kafka_age_s = kafka_age_s
         self._has_started = False
         self._is_cut_off = False
         """Whether no other owner could be reached when this instance tried last."""
@@ -97,6 +100,8 @@ class Readiness:
             return f"{_idle(status)}, and knows no other instance that it could forward calls to"
         if self._is_cut_off:
             return f"{_idle(status)}, and reaches no other instance that it could forward calls to"
+        for silent in silence(self._kafka_age_s()):  # it does not learn who owns the shards now
+            return f"{silent.detail}, and serves no shard"
         return None
 
     async def watch(self) -> None:
@@ -368,17 +373,18 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
         def status() -> MembershipStatus:
             return cluster.membership.status
 
-        readiness = Readiness(
-            status,
-            coordinator.other_owners,
-            _alone if peers is None else peers.reaches,
-            writer_trouble=lambda: half_log.trouble,
-        )
         tail = TailFreshness(coordinator.shards, half_log)
 
         def kafka_age_s() -> float:
             return min(groups.age_s, tail.least_age_s)
 
+        readiness = Readiness(
+            status,
+            coordinator.other_owners,
+            _alone if peers is None else peers.reaches,
+            lambda: half_log.trouble,
+            kafka_age_s,
+        )
         parts = coordinator, status, topics, readiness, tail
         backend = Backend(*parts, prefix=config.prefix, keys=freshness, kafka_age_s=kafka_age_s)
 

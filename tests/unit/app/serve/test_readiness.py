@@ -50,7 +50,10 @@ class Instance:
         self.others = others
         self.reachable = True
         self.writer_trouble: str | None = None
-        self.readiness = Readiness(lambda: self.now, lambda: self.others, self._reaches, lambda: self.writer_trouble)
+        self.kafka_age_s = 0.0
+        self.readiness = Readiness(
+            lambda: self.now, lambda: self.others, self._reaches, lambda: self.writer_trouble, lambda: self.kafka_age_s
+        )
 
     async def _reaches(self, _: OwnerHint) -> bool:
         return self.reachable
@@ -130,6 +133,18 @@ async def test_an_instance_that_serves_nothing_and_reaches_nobody_is_not_ready(m
         await until_true(lambda: instance.readiness.reason() is None)
     finally:
         task.cancel()
+
+
+def test_an_instance_that_serves_nothing_and_does_not_learn_who_does_is_not_ready() -> None:
+    """It alone is cut off from Kafka: the others move shards and restart, and refuse what it forwards to them."""
+    instance = Instance(status((1,)), OTHER)
+    assert instance.readiness.reason() is None
+    instance.kafka_age_s = 60.0
+    assert instance.readiness.reason() is None, "it serves a shard"
+    instance.now = status(joined=False)
+    assert instance.readiness.reason() == "this instance has read nothing from Kafka for 60 s, and serves no shard"
+    instance.kafka_age_s = 1.0
+    assert instance.readiness.reason() is None
 
 
 def backend(keys: KeyFreshness | None = None, *, late_s: float = 30) -> Backend:
