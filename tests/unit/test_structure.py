@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_220,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_178,
+    "lines of tests": 77_264,
     "lines of bench": 3_999,
     "bytes of pages": 204_794,
     "settings": 50,

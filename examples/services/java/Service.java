@@ -1,7 +1,6 @@
 // An order service in Java 17, to copy: the transaction, the barrier and the check endpoint. ../README.md says how to run it.
 
 import com.google.gson.*;
-import com.sun.net.httpserver.Headers;
 import com.sun.net.httpserver.HttpServer;
 import java.io.IOException;
 import java.net.*;
@@ -15,6 +14,7 @@ import java.time.Instant;
 import java.util.*;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
+import java.util.function.UnaryOperator;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
 
@@ -60,13 +60,9 @@ public class Service {
         for (int attempt = 1; attempt <= ATTEMPTS; attempt++) {
             try {
                 HttpResponse<String> answer = http.send(request.build(), HttpResponse.BodyHandlers.ofString());
-                if (answer.statusCode() < 300) {
-                    return parse(answer.body().getBytes(UTF_8));
-                }
+                if (answer.statusCode() < 300) return parse(answer.body().getBytes(UTF_8));
                 failure = answer.statusCode() + " " + answer.body();
-                if (answer.statusCode() < 500 && answer.statusCode() != 429) {
-                    break;
-                }
+                if (answer.statusCode() < 500 && answer.statusCode() != 429) break;
             } catch (IOException error) {
                 failure = error.toString();
                 http = newClient();
@@ -91,15 +87,10 @@ public class Service {
         double total = order.get("total").getAsDouble();
         long at = order.has("at") ? order.get("at").getAsLong() : System.currentTimeMillis();
         String id = transactionId("shop/order/" + number, at);
-        JsonObject data = new JsonObject(); // the same bytes each time: Map.of has another order in each process
-        data.addProperty("order", number);
-        data.addProperty("total", total);
-        Object value = Map.of("type", "JSON", "data", data);
         // 1. The messages are stored, invisible to consumers. Without a confirmed `prepared` the local transaction must not run.
         String state;
         try {
-            List<?> messages = List.of(Map.of("topic", TOPIC, "key", number, "value", value));
-            state = call("POST", "/transactions", Map.of("group", GROUP, "id", id, "messages", messages)).get("state").getAsString();
+            state = prepare(id, messages(number, total));
         } catch (IOException error) {
             return new Answer(503, Map.of("id", id, "error", error.toString())); // if it is stored, a check rolls it back
         }
@@ -115,14 +106,29 @@ public class Service {
             status = STATUS.getOrDefault(outcome, 503);
         }
         // 3. The end. If it is lost, halfway sends a check.
-        if (!outcome.equals("unknown")) {
-            try {
-                call("POST", "/transactions/" + id + "/end", Map.of("outcome", outcome));
-            } catch (IOException error) {
-                System.err.println("left to check-back: " + error);
-            }
-        }
+        end(id, outcome);
         return new Answer(status, Map.of("id", id, "outcome", outcome));
+    }
+
+    static List<?> messages(String number, double total) {
+        JsonObject data = new JsonObject(); // the same bytes each time: Map.of has another order in each process
+        data.addProperty("order", number);
+        data.addProperty("total", total);
+        return List.of(Map.of("topic", TOPIC, "key", number, "value", Map.of("type", "JSON", "data", data)));
+    }
+
+    /** Return the state: only if it is "prepared" may the local transaction run. */
+    static String prepare(String id, List<?> messages) throws Exception {
+        return call("POST", "/transactions", Map.of("group", GROUP, "id", id, "messages", messages)).get("state").getAsString();
+    }
+
+    static void end(String id, String outcome) throws Exception {
+        if (outcome.equals("unknown")) return;
+        try {
+            call("POST", "/transactions/" + id + "/end", Map.of("outcome", outcome));
+        } catch (IOException error) {
+            System.err.println("left to check-back: " + error);
+        }
     }
 
     static void placeInDatabase(String id, String number, double total) throws SQLException {
@@ -131,8 +137,14 @@ public class Service {
             // The first statement: from here on a check waits for this transaction. No row was written if a check came before.
             if (execute(connection, INSERT, id, "commit") == 0) throw new SQLException(id + " is decided already");
             execute(connection, "INSERT INTO orders (id, total) VALUES (?, ?)", number, total);
-            connection.commit();
+            commit(connection, id);
         }
+    }
+
+    /** JDBC's commit of PostgreSQL returns as if it had succeeded if an error, although caught, has undone everything. */
+    static void commit(Connection connection, String id) throws SQLException {
+        if (!"commit".equals(look(connection, id))) throw new SQLException("a rollback to a savepoint has undone " + id);
+        connection.commit();
     }
 
     // --- The barrier: the statements of adapters/halfway/client/barrier/sql/postgresql.sql, which gives the reason of each clause
@@ -157,18 +169,18 @@ public class Service {
                 ORDER BY decided_at LIMIT ?)""";
 
     /** Names no statement on the server, for pgbouncer. If you use a pool, give checks one of their own. */
-    static Connection connect() throws SQLException {
+    static Connection connect() throws SQLException { return DriverManager.getConnection(jdbcUrl()); }
+
+    static String jdbcUrl() {
         URI url = URI.create(env("DATABASE_URL", "postgresql://localhost:5432/shop"));
         String user = url.getUserInfo() == null ? "" : "&user=" + url.getUserInfo().replaceFirst(":", "&password=");
-        return DriverManager.getConnection("jdbc:postgresql://" + url.getHost() + ":" + url.getPort() + url.getPath()
-                + "?connectTimeout=2&prepareThreshold=0" + user);
+        return "jdbc:postgresql://" + url.getAuthority().replaceFirst(".*@", "") + url.getPath()
+                + "?connectTimeout=2&prepareThreshold=0" + user;
     }
 
     static int execute(Connection connection, String sql, Object... parameters) throws SQLException {
         try (PreparedStatement statement = connection.prepareStatement(sql)) {
-            for (int index = 0; index < parameters.length; index++) {
-                statement.setObject(index + 1, parameters[index]);
-            }
+            for (int index = 0; index < parameters.length; index++) statement.setObject(index + 1, parameters[index]);
             return statement.executeUpdate();
         }
     }
@@ -187,9 +199,7 @@ public class Service {
         try (Connection connection = connect()) { // it commits each statement
             String outcome = look(connection, id);
             if (outcome != null) return outcome;
-            if (preparedAt.isBefore(Instant.now().minus(RETENTION.dividedBy(2)))) {
-                return "unknown"; // its row may have been deleted
-            }
+            if (preparedAt.isBefore(Instant.now().minus(RETENTION.dividedBy(2)))) return "unknown"; // its row may be deleted
             execute(connection, TAKE_PLACE, id, "rollback");
             outcome = look(connection, id); // only a committed row is an answer
             return outcome == null ? "unknown" : outcome;
@@ -201,9 +211,7 @@ public class Service {
 
     static void clean() {
         try (Connection connection = connect()) {
-            while (execute(connection, CLEAN, (double) RETENTION.toSeconds(), 100) == 100) {
-                Thread.sleep(100);
-            }
+            while (execute(connection, CLEAN, (double) RETENTION.toSeconds(), 100) == 100) Thread.sleep(100);
         } catch (SQLException | InterruptedException error) {
             System.err.println("old rows of the barrier were not deleted: " + error);
         }
@@ -221,19 +229,17 @@ public class Service {
     }
 
     /** Return whether halfway has signed this body within the last five minutes (Standard Webhooks). */
-    static boolean isSigned(byte[] body, Headers headers) throws Exception {
+    static boolean isSigned(byte[] body, UnaryOperator<String> header) throws Exception {
         try {
-            Instant sent = Instant.ofEpochSecond(Long.parseLong(headers.getFirst("webhook-timestamp")));
-            if (Duration.between(sent, Instant.now()).abs().compareTo(TOLERANCE) > 0) {
-                return false;
-            }
-            String signed = headers.getFirst("webhook-id") + "." + headers.getFirst("webhook-timestamp") + ".";
+            Instant sent = Instant.ofEpochSecond(Long.parseLong(header.apply("webhook-timestamp")));
+            if (Duration.between(sent, Instant.now()).abs().compareTo(TOLERANCE) > 0) return false;
+            String signed = header.apply("webhook-id") + "." + header.apply("webhook-timestamp") + ".";
             for (byte[] secret : SECRETS) {
                 Mac mac = Mac.getInstance("HmacSHA256");
                 mac.init(new SecretKeySpec(secret, "HmacSHA256"));
                 mac.update(signed.getBytes(UTF_8));
                 byte[] expected = mac.doFinal(body);
-                for (String signature : headers.getFirst("webhook-signature").split(" ")) { // several during a rotation
+                for (String signature : header.apply("webhook-signature").split(" ")) { // several during a rotation
                     if (signature.startsWith("v1,")
                             && MessageDigest.isEqual(Base64.getDecoder().decode(signature.substring(3)), expected)) {
                         return true;
@@ -246,8 +252,8 @@ public class Service {
         return false;
     }
 
-    static Answer answerCheck(byte[] body, Headers headers) throws Exception {
-        if (!KEY.isEmpty() && !isSigned(body, headers)) {
+    static Answer answerCheck(byte[] body, UnaryOperator<String> header) throws Exception {
+        if (!KEY.isEmpty() && !isSigned(body, header)) {
             return new Answer(401, Map.of("error", "halfway has not signed this check"));
         }
         JsonObject check = parse(body);
@@ -258,14 +264,15 @@ public class Service {
 
     // --- The server
 
-    interface Handler { Answer answer(byte[] body, Headers headers) throws Exception; }
+    interface Handler { Answer answer(byte[] body, UnaryOperator<String> header) throws Exception; }
 
     static void serve(HttpServer server, String path, Handler handler) {
         server.createContext(path, exchange -> {
             try (exchange) {
                 Answer answer;
                 try {
-                    answer = handler.answer(exchange.getRequestBody().readNBytes(MAX_BODY_BYTES), exchange.getRequestHeaders());
+                    byte[] body = exchange.getRequestBody().readNBytes(MAX_BODY_BYTES);
+                    answer = handler.answer(body, exchange.getRequestHeaders()::getFirst);
                 } catch (Exception error) {
                     answer = new Answer(400, Map.of("error", error.toString()));
                 }
@@ -277,11 +284,9 @@ public class Service {
         });
     }
 
-    public static void main(String[] arguments) throws Exception {
+    static void register() throws Exception {
         try (Connection connection = connect()) {
-            for (String statement : CREATE) { // a service with migrations has them there
-                execute(connection, statement);
-            }
+            for (String statement : CREATE) execute(connection, statement); // a service with migrations has them there
             execute(connection, "CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, total double precision NOT NULL)");
         }
         // PATCH takes nothing away from a newer release, or from what an operator has set.
@@ -289,10 +294,14 @@ public class Service {
         call("PATCH", "/groups/" + GROUP, Map.of("check", check, "topics", List.of(TOPIC)));
         fetchSecrets();
         clean();
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        register();
         Executors.newSingleThreadScheduledExecutor().scheduleAtFixedRate(Service::clean, 1, 1, TimeUnit.HOURS);
         HttpServer server = HttpServer.create(new InetSocketAddress(InetAddress.getLoopbackAddress(), Integer.parseInt(PORT)), 0);
         server.setExecutor(Executors.newFixedThreadPool(16));
-        serve(server, "/orders", (body, headers) -> placeOrder(parse(body)));
+        serve(server, "/orders", (body, header) -> placeOrder(parse(body)));
         serve(server, "/check", Service::answerCheck);
         server.start();
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from halfway.embedded import find_java
 from halfway.embedded.broker import pick_port
-from tests.support.databases.servers import fetch_jar
+from tests.support.databases.servers import fetch_jars
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ROOT / "examples" / "services"
@@ -25,12 +25,13 @@ _READY_S = 180.0
 
 
 def languages() -> list[str]:
-    return ["own"] if OWN in os.environ else ["python", "typescript", "java", "go"]
+    return ["own"] if OWN in os.environ else ["python", "typescript", "java", "spring", "go"]
 
 
 def build(language: str) -> list[str]:
     """Return the command of a service, built if need be."""
-    return {"own": _own, "python": _python, "typescript": _typescript, "java": _java, "go": _go}[language]()
+    builds = {"own": _own, "python": _python, "typescript": _typescript, "java": _java, "spring": spring, "go": _go}
+    return builds[language]()
 
 
 def _own() -> list[str]:
@@ -74,21 +75,36 @@ def _node() -> Path:
 
 
 def _java() -> list[str]:
-    pom = (SERVICES / "java" / "pom.xml").read_text()
-    named = re.findall(
-        r"<groupId>(.+?)</groupId>\s*<artifactId>(.+?)</artifactId>\s*<version>(.+?)</version>\s*</dependency>", pom
-    )
-    jars = [str(fetch_jar(*each)) for each in named]
-    java, classes = str(find_java().path), BUILD / "java"
+    return _run_java("Service", _dependencies(), SERVICES / "java" / "Service.java")
+
+
+def spring(main: str = "SpringService", *more: Path) -> list[str]:
+    """Return the command of the service in Spring, or of a class in other files, with a pool as people have it."""
+    files = [SERVICES / "java" / "Service.java", SERVICES / "java" / "SpringService.java", *more]
+    settings = ["SPRING_DATASOURCE_HIKARI_AUTO_COMMIT=false", "SPRING_DATASOURCE_HIKARI_MAXIMUM_POOL_SIZE=2"]
+    return ["env", *settings, *_run_java(main, _dependencies("spring"), *files)]
+
+
+def _dependencies(profile: str | None = None) -> list[str]:
+    """Return what the pom names, as Maven's coordinates, with or without its profile."""
+    always, profiles = (SERVICES / "java" / "pom.xml").read_text().split("<profiles>")
+    text = always if profile is None else always + profiles
+    dependency = r"<groupId>(.+?)</groupId>\s*<artifactId>(.+?)</artifactId>\s*<version>(.+?)</version>\s*</dependency>"
+    return [":".join(each) for each in re.findall(dependency, text)]
+
+
+def _run_java(main: str, dependencies: list[str], *files: Path) -> list[str]:
+    jars = [str(jar) for jar in fetch_jars(*dependencies)]
+    java, classes = str(find_java().path), BUILD / "java" / main
     classes.mkdir(parents=True, exist_ok=True)
     compiler = [java, "-XX:TieredStopAtLevel=1", "-m", "jdk.compiler/com.sun.tools.javac.Main"]
     _run(
-        [*compiler, "-cp", ":".join(jars), "-d", str(classes), str(SERVICES / "java" / "Service.java")],
+        [*compiler, "-cp", ":".join(jars), "-d", str(classes), *map(str, files)],
         classes,
-        "Service.java does not compile: it needs a JDK, not only a runtime",
+        f"{main} does not compile: it needs a JDK, not only a runtime",
     )
     options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
-    return [java, *options, "-cp", ":".join([str(classes), *jars]), "Service"]
+    return [java, *options, "-cp", ":".join([str(classes), *jars]), main]
 
 
 def _go() -> list[str]:
