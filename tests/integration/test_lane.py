@@ -118,8 +118,13 @@ async def test_an_end_that_was_refused_can_be_rolled_back_at_once(
     assert read_topic(config, small) == []
 
 
-async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_ended(kafka: Kafka) -> None:
-    """Its op marker would exceed the limit of op: it is written without the messages, and no incarnation ends."""
+async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_ended(
+    kafka: Kafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its op marker would exceed the limit of op: it is written without the messages, and no incarnation ends.
+
+    That is said once: if somebody lowers the limit of op, it is so for each transaction.
+    """
     config = config_for(kafka.bootstrap_servers)
     create_topics(
         config, dict.fromkeys((config.half_topic, config.parked_topic), 2), **{"max.message.bytes": "2000000"}
@@ -139,6 +144,7 @@ async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_e
         await instance.write(structs.replace(back, messages=(), state=State.ROLLED_BACK, op=op))
         assert instance.observer.told("lane_failed", "reason") == []
     assert len(read_topic(config, orders)) == len(messages)
+    assert capsys.readouterr().out.count("op_marker_shortened") == 1
 
 
 async def test_what_is_larger_than_a_prepare_may_be_now_can_still_be_ended_parked_and_resumed(kafka: Kafka) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from confluent_kafka import Message
 
+from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import LaneWrite, Tombstone
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import (
@@ -50,6 +51,7 @@ from halfway.protocol.keys import Key
 from halfway.protocol.records import Barrier, Group, Half, Op, Owner, Parked
 
 log = structlog.get_logger(__name__)
+_shortened: Final = LogSummary(log, "warning", "op_marker_shortened")
 
 ANY_PARTITION = -1
 _FRAMING = 512
@@ -135,14 +137,8 @@ def _op_value(op: Op, limit: int) -> bytes:
     value = encode_op(op)
     if len(value) <= limit:
         return value
-    log.warning(
-        "op_marker_shortened",
-        id=op.id,
-        messages=len(op.messages),
-        bytes=len(value),
-        limit=limit,
-        remedy="raise max.message.bytes of the op topic until such transactions have ended",
-    )
+    remedy = "raise max.message.bytes of the op topic until such transactions have ended"
+    _shortened.note({"remedy": remedy}, id=op.id, messages=len(op.messages), bytes=len(value), limit=limit)
     return encode_op(msgspec.structs.replace(op, messages=()))
 
 
