@@ -7,12 +7,15 @@ import time
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # public, but not for mypy
 
+from halfway.embedded import EmbeddedConfig, EmbeddedKafka
+from halfway.embedded.broker import HOST, Listener, Node, pick_port
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.admin_requests import AdminRequests
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import Finding, InternalTopics
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError, NotAuthorisedError
 from tests.support.brokers.guarded import USERS, GuardedKafka
+from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
 from tests.support.ownership.cluster_harness import PATIENCE_S, config_of, create_topics
 
 pytestmark = pytest.mark.xdist_group("guarded_kafka")
@@ -73,6 +76,27 @@ def test_a_broker_that_wants_a_login_is_said_to_close_connections(guarded_kafka:
             requests.brokers()
         said = caught.value.detail
     assert "HALFWAY_KAFKA__SECURITY_PROTOCOL" in said
+
+
+async def test_a_broker_that_is_not_reached_at_its_advertised_address_denies_nothing() -> None:
+    """Where the client begins, it answers: of all other requests nothing would be known, least of all permissions."""
+    port = pick_port()
+
+    class Elsewhere(EmbeddedKafka):
+        def _pick_node(self) -> Node:
+            node = super()._pick_node()
+            elsewhere = Listener(port=port, advertised_port=pick_port({port, *node.ports}))
+            return dataclasses.replace(node, listeners={**node.listeners, "ELSEWHERE": elsewhere})
+
+    with Elsewhere(EmbeddedConfig(jvm_options=short_lived(), startup_timeout_s=STARTED_WITHIN_S)):
+        topics = InternalTopics(config_of(f"{HOST}:{port}"))
+        try:
+            *well, wrong = await topics.examine(["orders"], timeout_s=10)
+        finally:
+            topics.close()
+    assert [one.ok for one in well] == [True, True]
+    assert (wrong.check, wrong.ok) == ("broker 1", False)
+    assert "advertised.listeners" in wrong.detail
 
 
 async def examined(config: KafkaConfig, *destinations: str) -> dict[str, Finding]:

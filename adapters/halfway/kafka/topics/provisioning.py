@@ -172,7 +172,6 @@ _VERIFYING_VERSION: Final = 4
 _MAX_TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 _ADDED_LATER: Final = ("audit", "keys")
 """Topics that older releases did not have: if one is missing, nothing was lost."""
-_MISSING: Final = "the topic is missing"
 _NEEDED_OPERATIONS: Final = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
 
 
@@ -266,6 +265,7 @@ class _Session:
         self._ignored = ignored
         self._skipped = skipped
         self._requests = AdminRequests(config, deadline, cancelled)
+        self._silent: set[int] = set()  # brokers that did not answer at their advertised addresses
 
     def ensure(self) -> None:
         """Create the missing topics, verify all, and write the layout record."""
@@ -324,10 +324,10 @@ class _Session:
         yield Finding.of("properties of Kafka clients", lambda: demand_properties(self._config))
         brokers: list[int] = []
         yield Finding.of(f"Kafka at {self._requests.bootstrap}", lambda: brokers.extend(self._requests.brokers()))
-        if not brokers:
-            return
         for broker in brokers:
             yield Finding.of(f"broker {broker}", partial(self._verify_brokers, [broker]))
+        if self._silent.issuperset(brokers):
+            return  # nobody answers: all else would only be that once more
         planned, found = plans(self._config, len(brokers)), dict[str, FoundTopic]()
         yield from self._permissions(f"topics {self._config.prefix}*", [plan.name for plan in planned])
         for plan in planned:
@@ -351,15 +351,13 @@ class _Session:
 
     def _permissions(self, what: str, names: Sequence[str], *, reads: bool = True) -> Iterator[Finding]:
         """Yield a finding for each operation: denied for one of the topics, allowed for all, or not known yet."""
-        denied: set[str] = set()
-        known = False
-        for name in names:
-            found = Finding.of(name, partial(self._allowed, name, denied))
-            known = known or found.detail != _MISSING
-            if not found.ok:
-                denied |= {"Describe", "Read", "Write"}  # the others include Describe
-            if not Finding.of(name, partial(self._settings, [name])).ok:
-                denied.add("DescribeConfigs")
+        denied, known = set[str](), False
+        try:
+            for name in names:
+                known = self._look_allowed(name, denied) or known
+        except KafkaUnavailableError as error:
+            yield Finding(check=f"permissions on {what}", ok=False, detail=error.detail)
+            return
         for operation in ("Describe", "DescribeConfigs", "Write", *(["Read"] if reads else [])):
             command = acl_command(self._config, acl_flags(self._config, f"topic {names[0]}"), [operation])
             detail = f"allow it with {command}"
@@ -369,16 +367,24 @@ class _Session:
                 detail = "ok" if ok else f"Kafka shows it only once the topics exist; {detail}"
             yield Finding(check=f"{operation} on {what}", ok=ok, detail=detail)
 
-    def _allowed(self, name: str, denied: set[str]) -> str | None:
+    def _look_allowed(self, name: str, denied: set[str]) -> bool:
+        """Add the operations that are denied on a topic; return whether there is such a topic."""
         request = self._requests.admin.describe_topics(
             TopicCollection([name]), include_authorized_operations=True, request_timeout=self._requests.left()
         )[name]
+        there = True
         try:
             allowed = self._requests.result(request, "Describe", f"topic {name}").authorized_operations
+            denied |= {one.name.title() for one in _NEEDED_OPERATIONS if allowed and one not in allowed}
         except KafkaException:
-            return _MISSING
-        denied |= {one.name.title() for one in _NEEDED_OPERATIONS if allowed and one not in allowed}
-        return None
+            there = False
+        except ConfigurationError:
+            denied |= {"Describe", "Read", "Write"}  # the others include Describe
+        try:
+            self._settings([name])
+        except ConfigurationError:
+            denied.add("DescribeConfigs")
+        return there
 
     def _limits(self, name: str) -> Finding:
         """Say what a topic of others refuses."""
@@ -459,6 +465,10 @@ class _Session:
                 settings = {name: entry.value for name, entry in entries.items()}
             except ConfigurationError as error:
                 reason = error.detail  # the permission is not required
+            except KafkaUnavailableError as error:
+                self._silent.add(broker)
+                where = "is it up, and can its address in advertised.listeners be reached from here?"
+                raise KafkaUnavailableError(f"{error.detail}: broker {broker}: {where}") from error
             admin.poll(0)  # what the client has logged about the broker
             if not check_broker(broker, settings, self._config, watch.versions.get(broker)):
                 log.warning("brokers_not_verified", broker=broker, reason=reason)
