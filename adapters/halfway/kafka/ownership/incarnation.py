@@ -6,6 +6,7 @@ A shard is released after the work in flight for it is finished. See docs/protoc
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -308,7 +309,10 @@ class RetryBackoff:
         self.pause_s = 0.0
         """How long to pause before the next attempt."""
         self._fenced_pause_s = fenced_pause_s
-        self._incarnation_begun_at = 0.0
+        self._incarnation_begun_at = math.inf
+        """When an incarnation began, infinite if none has since the last failure."""
+        self._tried_at = -math.inf
+        """When the pause before the last attempt was over."""
         self._failures = 0
 
     def incarnation_begun(self) -> None:
@@ -319,15 +323,18 @@ class RetryBackoff:
         self.last_error = None
 
     def failed(self, error: str, *, fenced: bool = False) -> None:
-        """Record a failure, and pause longer each time.
+        """Record a failure; from one attempt to the next it takes longer each time.
 
+        An attempt may itself take as long, if Kafka does not answer: then another one follows, for Kafka may be back.
         A fenced instance waits for at least a heartbeat, so that the group can update its assignment. Otherwise two
         instances could keep fencing each other.
         """
-        if time.monotonic() - self._incarnation_begun_at > _RESET_AFTER_S:
+        now = time.monotonic()
+        if now - self._incarnation_begun_at > _RESET_AFTER_S:
             self._failures = 0
+        self._incarnation_begun_at = math.inf
         self.last_error = error
-        self.pause_s = pause_after(self._failures)
+        self.pause_s = max(_FIRST_PAUSE_S, pause_after(self._failures) - (now - self._tried_at))
         if fenced:
             self.pause_s = max(self.pause_s, self._fenced_pause_s)
         self._failures += 1
@@ -335,6 +342,7 @@ class RetryBackoff:
     def take_pause(self) -> float:
         """Return how long to pause, and reset it."""
         pause, self.pause_s = self.pause_s, 0.0
+        self._tried_at = time.monotonic() + pause
         return pause
 
 

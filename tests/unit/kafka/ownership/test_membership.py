@@ -23,7 +23,7 @@ from halfway.kafka.ownership import membership as of_kafka
 from halfway.kafka.ownership.acquisition import Acquired
 from halfway.kafka.ownership.consumer_group import USELESS_S, Uselessness
 from halfway.kafka.ownership.former_owners import AcquireError
-from halfway.kafka.ownership.incarnation import Incarnation, UnservedTime, give_back
+from halfway.kafka.ownership.incarnation import Incarnation, RetryBackoff, UnservedTime, give_back
 from halfway.protocol.records import OpKind
 from halfway.protocol.shard import ShardState
 from tests.support.domain.histories import half_of
@@ -263,6 +263,31 @@ def test_it_stays_away_longer_each_time_until_it_serves_a_shard() -> None:
     assert pauses[-1] == pauses[-2] == 300
     state.served()
     assert state.take_pause() == pauses[0]
+
+
+def test_attempts_that_are_refused_at_once_come_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an incarnation that has lived long: it counts once. Those that take long follow each other."""
+    now = 10_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    backoff = RetryBackoff(fenced_pause_s=0.75)
+    backoff.incarnation_begun()
+    now += 3600
+
+    def pauses(times: int, *, takes_s: float) -> list[float]:
+        nonlocal now
+        found = []
+        for _ in range(times):
+            now += takes_s
+            backoff.failed("TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+            found.append(round(backoff.take_pause(), 3))
+            now += found[-1]
+        return found
+
+    assert pauses(9, takes_s=0.0) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert pauses(2, takes_s=10.0) == [0.1, 0.1]
+    backoff.incarnation_begun()
+    assert pauses(2, takes_s=61.0) == [0.1, 0.1]
+    assert pauses(2, takes_s=0.0) == [0.4, 0.8]
 
 
 async def test_instances_that_leave_all_at_once_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
