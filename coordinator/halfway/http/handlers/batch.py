@@ -18,7 +18,7 @@ from halfway.coordinator.operations import Operation, results_of
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared, TransactionView
 from halfway.http.handlers.handlers import Call
 from halfway.http.requests import models
-from halfway.http.requests.validation import cause_of, to_action, to_batch_end
+from halfway.http.requests.validation import cause_of, given, to_action, to_batch_end
 from halfway.http.responses import Answer, InternalError, answer, encoded, invalid, standing_alone
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.ids import canonical
@@ -123,7 +123,9 @@ def _act(
     deadline: float,
     principal: Principal,
 ) -> Acting:
-    return asyncio.create_task(do(canonical(wanted.id), remark=wanted.remark, deadline=deadline, principal=principal))
+    return asyncio.create_task(
+        do(canonical(wanted.id), remark=given(wanted.remark), deadline=deadline, principal=principal)
+    )
 
 
 def _note_refused(
@@ -147,7 +149,7 @@ async def _wanted(call: Call, cause: Cause) -> _Items:
     to_prepare, to_end = validation.to_prepare, partial(to_batch_end, cause=cause)
 
     def few(request: B) -> B:
-        count = len(request.prepare) + len(request.end) + len(request.check) + len(request.resume)
+        count = sum(len(given(items) or ()) for items in (request.prepare, request.end, request.check, request.resume))
         if not 0 < count <= limit:
             raise invalid([("", f"{count} items: from 1 to {limit} in one batch")])
         return request
@@ -155,10 +157,10 @@ async def _wanted(call: Call, cause: Cause) -> _Items:
     def converted(request: models.WholeBatch) -> _Items:
         few(request)
         return _Items(
-            prepare=[to_prepare(one) for one in request.prepare],
-            end=[to_end(one) for one in request.end],
-            check=[to_action(one) for one in request.check],
-            resume=[to_action(one) for one in request.resume],
+            prepare=[to_prepare(one) for one in given(request.prepare) or ()],
+            end=[to_end(one) for one in given(request.end) or ()],
+            check=[to_action(one) for one in given(request.check) or ()],
+            resume=[to_action(one) for one in given(request.resume) or ()],
         )
 
     whole = validation.read_whole(models.WholeBatch, call.body, converted)

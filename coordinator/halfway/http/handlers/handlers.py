@@ -27,6 +27,7 @@ from halfway.http.requests.authentication import demand_same_origin
 from halfway.http.requests.validation import (
     Validation,
     cause_of,
+    given,
     parameters,
     path_parameter,
     to_action,
@@ -290,7 +291,7 @@ async def resume(call: Call) -> Answer:
 async def _act(call: Call, do: Callable[..., Awaitable[TransactionView]], status: HTTPStatus) -> Answer:
     transaction_id = transaction_parameter(call.parameter)
     wanted = call.site.validation.read(models.ActionRequest, call.body or b"{}", to_action)
-    view = await do(transaction_id, remark=wanted.remark, deadline=call.deadline, principal=call.principal)
+    view = await do(transaction_id, remark=given(wanted.remark), deadline=call.deadline, principal=call.principal)
     return answer(status, models.summary(view))
 
 

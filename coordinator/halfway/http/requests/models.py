@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from halfway.coordinator.requests import LeasedCheck, Moment, TransactionView
 from halfway.coordinator.shards.shard_table import ShardTable
@@ -101,7 +101,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A header of a message."""
 
     name: HeaderName
-    value: Data = None
+    value: Data | UnsetType = UNSET
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -109,11 +109,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     topic: TopicName
     value: Data
-    key: Data = None
-    headers: list[Header] = []
+    key: Data | UnsetType = UNSET
+    headers: list[Header] | UnsetType = UNSET
     partition: (
-        Annotated[int, Meta(ge=0, le=2_147_483_647, description="a partition number, from 0 to 2147483647")] | None
-    ) = None
+        Annotated[int, Meta(ge=0, le=2_147_483_647, description="a partition number, from 0 to 2147483647")]
+        | UnsetType
+        | None
+    ) = UNSET
 
     def __repr__(self) -> str:
         """Show no payload, because the result may be logged."""
@@ -127,8 +129,8 @@ class PrepareRequest(
 
     group: GroupName
     messages: Annotated[list[Message], Meta(min_length=1, description="a list of at least one message")]
-    id: NewTransactionId | None = None
-    check_after_s: Seconds | None = None
+    id: NewTransactionId | UnsetType | None = UNSET
+    check_after_s: Seconds | UnsetType | None = UNSET
     """When the first check is due, instead of the group's `first_check_after_s`."""
 
 
@@ -136,8 +138,8 @@ class EndRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The outcome of the local transaction."""
 
     outcome: Outcome
-    remark: Remark | None = None
-    check_id: CheckId | None = None
+    remark: Remark | UnsetType | None = UNSET
+    check_id: CheckId | UnsetType | None = UNSET
 
 
 class BatchEnd(EndRequest, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -149,7 +151,7 @@ class BatchEnd(EndRequest, frozen=True, kw_only=True, forbid_unknown_fields=True
 class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A check or a resume of one transaction."""
 
-    remark: Remark | None = None
+    remark: Remark | UnsetType | None = UNSET
     """Why; in the audit trail, and kept as the remark of a transaction that is resumed."""
 
 
@@ -183,10 +185,10 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class WholeBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A batch with its items decoded, if all of them are valid."""
 
-    prepare: list[PrepareRequest] = []
-    end: list[BatchEnd] = []
-    check: list[BatchAction] = []
-    resume: list[BatchAction] = []
+    prepare: list[PrepareRequest] | UnsetType = UNSET
+    end: list[BatchEnd] | UnsetType = UNSET
+    check: list[BatchAction] | UnsetType = UNSET
+    resume: list[BatchAction] | UnsetType = UNSET
 
 
 class StreamPrepare(
@@ -195,15 +197,15 @@ class StreamPrepare(
     """A prepare with its number."""
 
     n: Number
-    traceparent: TraceParent | None = None
+    traceparent: TraceParent | UnsetType | None = UNSET
 
 
 class StreamEnd(BatchEnd, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """An end with its number."""
 
     n: Number
-    traceparent: TraceParent | None = None
-    confirm: bool | None = None
+    traceparent: TraceParent | UnsetType | None = UNSET
+    confirm: bool | UnsetType | None = UNSET
     """If false, the answer does not wait until the end is written."""
 
 
@@ -226,9 +228,9 @@ class StreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class WholeStreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A frame with its operations decoded, if all of them are valid."""
 
-    prepare: list[StreamPrepare] = []
-    end: list[StreamEnd] = []
-    checks: list[StreamChecks] = []
+    prepare: list[StreamPrepare] | UnsetType = UNSET
+    end: list[StreamEnd] | UnsetType = UNSET
+    checks: list[StreamChecks] | UnsetType = UNSET
 
 
 class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from halfway.coordinator.requests import End, GroupSpec, ListQuery, Prepare
 from halfway.http.requests import models
@@ -79,12 +80,12 @@ async def demand_few_members(body: bytes) -> None:
 _STRING = msgspec.json.Decoder(str)
 
 
-def to_bytes(data: Data) -> bytes | None:
-    """Return the bytes of a key or a value, None for null.
+def to_bytes(data: Data | UnsetType) -> bytes | None:
+    """Return the bytes of a key or a value, None for null, or if it is left out.
 
     Raises ValueError: the data does not fit its type, or is not UTF-8.
     """
-    if data is None:
+    if data is None or data is UNSET:
         return None
     if isinstance(data, str):
         return data.encode()
@@ -254,7 +255,8 @@ _ENCODER: Final = msgspec.json.Encoder()
 def may_repeat(request: msgspec.Struct, body: bytes) -> bool:
     """Return whether a body that was read as `request` may repeat a name. It runs for every request.
 
-    A name that is given twice is a string that the request does not have. A default that is given is one, too.
+    A name that is given twice is a string that the request does not have. One that is given as null, or as an empty
+    list, is a string that it has: only what was left out is UNSET.
     """
     return _strings_in(body) != _strings_in(_ENCODER.encode(request))
 
@@ -306,6 +308,7 @@ MAX_ERRORS: Final = 50
 
 M = TypeVar("M", bound=msgspec.Struct)
 R = TypeVar("R")
+G = TypeVar("G")
 P = TypeVar("P", bound=msgspec.Struct)
 Action = TypeVar("Action", bound=models.ActionRequest)
 
@@ -374,12 +377,12 @@ class Validation:
         return None if may_repeat(request, body) else converted
 
     def to_prepare(self, request: models.PrepareRequest) -> Prepare:
-        after, prefix = request.check_after_s, self._internal_prefix
+        after, own, prefix = request.check_after_s, request.id, self._internal_prefix
         return Prepare(
             group=request.group,
             messages=tuple([_payload(number, message, prefix) for number, message in enumerate(request.messages)]),
-            id=None if request.id is None else canonical(request.id),
-            check_after_ms=None if after is None else round(after * 1000),
+            id=None if own is None or own is UNSET else canonical(own),
+            check_after_ms=None if after is None or after is UNSET else round(after * 1000),
         )
 
     def to_group(self, request: models.GroupRequest | models.GroupAdditions, name: str) -> GroupSpec:
@@ -430,10 +433,15 @@ def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End
     return End(
         id=canonical(transaction_id),
         outcome=request.outcome,
-        remark=request.remark,
-        check_id=request.check_id,
+        remark=given(request.remark),
+        check_id=given(request.check_id),
         cause=cause,
     )
+
+
+def given(value: G | UnsetType | None) -> G | None:
+    """Return the value of a field, None if it is left out."""
+    return None if value is UNSET else value
 
 
 def to_batch_end(request: models.BatchEnd, cause: Cause) -> End:
@@ -446,8 +454,8 @@ def to_action(request: Action) -> Action:
     return request
 
 
-def _demand_remark(remark: str | None) -> None:
-    if remark is not None and len(remark) * 4 > MAX_REMARK_BYTES and len(remark.encode()) > MAX_REMARK_BYTES:
+def _demand_remark(remark: str | UnsetType | None) -> None:
+    if isinstance(remark, str) and len(remark) * 4 > MAX_REMARK_BYTES and len(remark.encode()) > MAX_REMARK_BYTES:
         raise FieldRefusedError("remark", mismatch(short(remark), f"at most {MAX_REMARK_BYTES} bytes"))
 
 
@@ -529,7 +537,7 @@ def _payload(number: int, message: models.Message, internal_prefix: str) -> Payl
             key=to_bytes(key),
             value=to_bytes(value),
             headers=tuple([(header.name, to_bytes(header.value)) for header in headers]) if headers else (),
-            partition=message.partition,
+            partition=given(message.partition),
         )
     except UnicodeDecodeError:
         raise
@@ -540,7 +548,7 @@ def _payload(number: int, message: models.Message, internal_prefix: str) -> Payl
 
 def _wrong_data(message: models.Message) -> tuple[str, str]:
     """Return the place of the first data that does not fit its type, and what is expected there."""
-    headers = [(f"headers[{number}].value", header.value) for number, header in enumerate(message.headers)]
+    headers = [(f"headers[{number}].value", header.value) for number, header in enumerate(given(message.headers) or ())]
     for place, data in (("key", message.key), ("value", message.value), *headers):
         try:
             to_bytes(data)

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from halfway.coordinator import tracing
 from halfway.coordinator.requests import End, EndResult, LeasedCheck, Prepare, Prepared
 from halfway.http.requests import models
-from halfway.http.requests.validation import Validation, to_batch_end
+from halfway.http.requests.validation import Validation, given, to_batch_end
 from halfway.http.responses import ENCODER, GiveWay, MalformedJsonError, encoded, invalid, is_large, standing_alone
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.transactions import Cause
@@ -73,16 +73,16 @@ class FrameReader:
         def converted(frame: models.WholeStreamFrame) -> FrameOperations:
             self._few(frame)
             return FrameOperations(
-                prepares=[self._to_prepare(one) for one in frame.prepare],
-                ends=[_to_end(one, cause) for one in frame.end],
-                checks=[(one.n, one) for one in frame.checks],
+                prepares=[self._to_prepare(one) for one in given(frame.prepare) or ()],
+                ends=[_to_end(one, cause) for one in given(frame.end) or ()],
+                checks=[(one.n, one) for one in given(frame.checks) or ()],
             )
 
         whole = self._validation.read_whole(models.WholeStreamFrame, data, converted)
         return self._one_by_one(data, cause) if whole is None else whole
 
     def _few(self, frame: F) -> F:
-        count = len(frame.prepare) + len(frame.end) + len(frame.checks)
+        count = sum(len(given(operations) or ()) for operations in (frame.prepare, frame.end, frame.checks))
         if not 0 < count <= self._max_operations:
             raise invalid(
                 [("", f"{count} operations: from 1 to {self._max_operations} in one frame")], noun="the frame"
@@ -119,7 +119,8 @@ def _to_end(one: models.StreamEnd, cause: Cause) -> tuple[int, End, bool]:
 
 
 def _traced(request: Request, one: models.StreamPrepare | models.StreamEnd) -> Request:
-    return request if one.traceparent is None else tracing.traced(request, {"traceparent": one.traceparent})
+    span = given(one.traceparent)
+    return request if span is None else tracing.traced(request, {"traceparent": span})
 
 
 def _decoded(decoder: msgspec.json.Decoder[M], data: bytes | msgspec.Raw, field: str) -> M:

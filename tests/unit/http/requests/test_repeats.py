@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.http.requests.models import BatchRequest, EndRequest, PrepareRequest
+from halfway.http.requests.models import BatchRequest, EndRequest, PrepareRequest, WholeBatch, WholeStreamFrame
 from halfway.http.requests.validation import Validation
 from halfway.protocol.errors import InvalidRequestError
 from tests.support.ids import named_id
@@ -63,6 +63,31 @@ def test_a_batch_is_judged_by_itself_and_its_items_by_themselves() -> None:
     assert fields(BatchRequest, f'{{"end": [{item}], "end": []}}') == ["end"]
     assert fields(BatchRequest, f'{{"end": [{item}], "prepare": []}}') == []
     assert fields(EndRequest, '{"outcome": "commit", "outcome": "rollback"}') == ["outcome"]
+
+
+def test_fields_that_are_given_as_null_or_empty_cost_no_second_reading() -> None:
+    """Many clients write all fields that they know. One such message would have a whole batch read item by item."""
+
+    def is_read_at_once(model: type[WholeBatch | WholeStreamFrame], text: str) -> bool:
+        return VALIDATION.read_whole(model, text.encode(), lambda request: request) is not None
+
+    header = {"name": "n", "value": None}
+    message: dict[str, object] = {"topic": "t", "value": None, "key": None, "headers": [], "partition": None}
+    messages = [message, message | {"headers": [header]}]
+    prepare = {"group": "g", "messages": messages, "id": None, "check_after_s": None}
+    end = {"id": "a", "outcome": "commit", "remark": None, "check_id": None}
+    action = {"id": "b", "remark": None}
+    batch = json.dumps({"prepare": [prepare], "end": [end], "check": [action], "resume": []})
+    assert is_read_at_once(WholeBatch, batch)
+    assert not is_read_at_once(WholeBatch, batch.replace('"key": null', '"key": null, "key": null', 1))
+    assert not is_read_at_once(WholeBatch, batch.replace('"resume": []', '"resume": [], "resume": []'))
+    numbered = {"n": 1, "traceparent": None}
+    frame = json.dumps({"prepare": [prepare | numbered], "end": [end | numbered | {"confirm": None}], "checks": []})
+    assert is_read_at_once(WholeStreamFrame, frame)
+    short = [{"topic": "t", "value": None}, {"topic": "t", "value": None, "headers": [{"name": "n"}]}]
+    bodies = [json.dumps(one).encode() for one in (prepare, {"group": "g", "messages": short})]
+    read = [VALIDATION.read(PrepareRequest, body, VALIDATION.to_prepare) for body in bodies]
+    assert read[0] == read[1]
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
