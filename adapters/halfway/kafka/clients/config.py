@@ -160,7 +160,6 @@ class KafkaConfig(KafkaSettings):
     writer_in_flight: int = 20_000
     """Prepares that may wait for their delivery report."""
     writer_in_flight_bytes: int = 64 * MIB
-    half_linger_ms: float = 0
     clients: Clients = field(default=Clients(), repr=False)
     """Makes the clients: librdkafka's, or those of a simulated broker."""
 

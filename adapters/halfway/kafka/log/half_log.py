@@ -377,7 +377,6 @@ class KafkaHalfLog:
             config,
             name="half",
             properties={
-                "linger.ms": config.half_linger_ms,
                 "statistics.interval.ms": ROUND_TRIPS.EVERY_MS,
                 "stats_cb": ROUND_TRIPS.note,
             },
