@@ -270,7 +270,6 @@ class Quarantine:
         for table in (self._topics, self._ids):
             surplus = len(table) - MAX_IDS
             for name, suspect in list(table.items()):
-                if surplus <= 0 and now - suspect.since <= FORGET_AFTER_S:
-                    break
-                del table[name]
-                surplus -= 1
+                if surplus > 0 or now - suspect.since > FORGET_AFTER_S:
+                    del table[name]
+                    surplus -= 1

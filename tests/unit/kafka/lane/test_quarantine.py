@@ -138,6 +138,15 @@ def test_suspects_are_bounded_in_number_and_in_time(quarantine: Quarantine) -> N
     assert quarantine.route("new", {}, 0) is Route.SUSPECT
 
 
+def test_a_suspect_that_is_bad_again_keeps_no_other_one(quarantine: Quarantine) -> None:
+    """It was the first, and is refused still: those that came after it, and that nobody has tried since, are old."""
+    quarantine.suspect([], ["bad", "old"], 0)
+    quarantine.blame_id("bad", LARGE, FORGET_AFTER_S)
+    quarantine.suspect([], ["new"], FORGET_AFTER_S + 1)
+    assert quarantine.route("old", {}, FORGET_AFTER_S + 1) is Route.LANE
+    assert isinstance(quarantine.route("bad", {"orders": 10}, FORGET_AFTER_S), MessageTooLargeError)
+
+
 def shown(quarantine: Quarantine, now: float) -> dict[str, tuple[object, ...]]:
     """Return the state of each topic and id with its end (in s) and reason, at a wall time of `now` + 1000 s."""
     return {
