@@ -111,8 +111,8 @@ class KeyedAccess:
             hidden = {permission: RULES[permission] - {PrincipalKind.OPERATOR} for permission in _PAYLOAD_PERMISSIONS}
             self._rules = RULES | hidden
         self._count_refusal = count_refusal
-        self._sealed: dict[str, Key] = {}
-        """Records whose seal was verified, by public id."""
+        self._sealed: dict[str, tuple[Key, Principal]] = {}
+        """Records whose seal was verified, by public id, with their principals: one object for all uses of a key."""
         self._fixed: dict[str, Key] = {}
         self._verified: dict[str, Key] = {}
         """Verified keys by their texts: most of the cost of verifying a text is its hash."""
@@ -124,7 +124,8 @@ class KeyedAccess:
                 created_at=0,
                 digest=secrets[0].digest(first_operator),
             )
-            self._fixed[key.id] = self._sealed[key.id] = key
+            self._fixed[key.id] = key
+            self._sealed[key.id] = key, key.principal
 
     # --- authentication
 
@@ -139,13 +140,14 @@ class KeyedAccess:
         """
         del wanted  # every permission needs a key
         key = self._bound_key(certificate) if token is None else self._key(token)
-        if self._sealed.get(key.id) is not key:
-            self._require_seal(key)
+        sealed = self._sealed.get(key.id)
+        if sealed is None or sealed[0] is not key:
+            sealed = self._require_seal(key)
         if key.id not in self._fixed:
             self._require_fresh_keys()
         if not key.is_live(self._clock.now_ms()):
             raise self._unauthenticated("expired", f"key {key.id} has expired: ask an operator to rotate it")
-        return key.principal
+        return sealed[1]
 
     def _key(self, token: str) -> Key:
         verified = self._verified.get(token)
@@ -187,12 +189,13 @@ class KeyedAccess:
             "no_key", "the request has no key: send Authorization: Bearer with a key that an operator has made"
         )
 
-    def _require_seal(self, key: Key) -> None:
+    def _require_seal(self, key: Key) -> tuple[Key, Principal]:
         if not _is_sealed(key, self._secrets):
             raise self._unauthenticated("forged", f"the record of key {key.id} {_UNSEALED}")
         if len(self._sealed) > 2 * len(self._table) + len(self._fixed) + 1:
-            self._sealed = dict(self._fixed)
-        self._sealed[key.id] = key
+            self._sealed = {name: sealed for name, sealed in self._sealed.items() if name in self._fixed}
+        sealed = self._sealed[key.id] = key, key.principal
+        return sealed
 
     def _unauthenticated(self, reason: Refusal, detail: str) -> UnauthenticatedError:
         self._count_refusal(reason)

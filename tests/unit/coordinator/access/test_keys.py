@@ -3,12 +3,14 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 import pytest
 
 from halfway.coordinator.access import EXPIRED_KEPT_MS, KeyedAccess, Keys, KeySpec, NewKey
+from halfway.coordinator.requests import End
 from halfway.protocol.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -17,10 +19,14 @@ from halfway.protocol.errors import (
     TooManyKeysError,
     UnauthenticatedError,
     UnknownKeyError,
+    UnknownTransactionError,
 )
 from halfway.protocol.keys import RANDOM_BYTES, Key, MasterSecret
-from halfway.protocol.principal import Principal, PrincipalKind
+from halfway.protocol.principal import Permission, Principal, PrincipalKind
+from halfway.protocol.transactions import Outcome
+from tests.support.ids import named_id
 from tests.support.service.broker import Memory
+from tests.support.service.world import LIMITS, World
 
 SECRET = MasterSecret(b"s" * 32)
 SHOP = KeySpec(kind=PrincipalKind.GROUP, name="shop")
@@ -65,6 +71,34 @@ async def scene() -> AsyncIterator[Scene]:
     await scene.memory.open()
     yield scene
     await scene.memory.stop(deadline=scene.deadline)
+
+
+async def test_what_a_key_sends_in_one_turn_is_permitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests bring the key, each of which is authenticated for itself."""
+    scene = Scene()
+    world = await World.start(scene.memory, replace(LIMITS, shards=1))
+    new = await scene.create()
+    asked = list[Permission]()
+    require = scene.access.require
+
+    def noting(principal: Principal, permission: Permission, group: str | None = None) -> None:
+        asked.append(permission)
+        require(principal, permission, group)
+
+    monkeypatch.setattr(scene.access, "require", noting)
+    ends = [
+        world.coordinator.end(
+            End(id=named_id(f"end-{number}"), outcome=Outcome.COMMIT),
+            deadline=scene.deadline,
+            principal=scene.access.authenticate(new.text or ""),
+        )
+        for number in range(5)
+    ]
+    for end in ends:
+        with pytest.raises(UnknownTransactionError):
+            await end
+    assert asked == [Permission.END]
+    await world.stop()
 
 
 def _recording(
