@@ -266,10 +266,7 @@ def _remark(remark: object) -> str | None:
     return remark.encode("utf-8", "replace")[:MAX_REMARK_BYTES].decode("utf-8", "ignore")
 
 
-"""How long to wait for the body of an answer that is not a verdict."""
 MAX_REPLY_BYTES = 64 * 1024
-CONNECTIONS_PER_ADDRESS = 64
-"""The most connections of one group to an address: more than the checks that a group may have in flight."""
 KEEPALIVE_S = 15.0
 _NONCE_BYTES = 16
 _ONE_PIECE_BYTES = 64 * 1024
@@ -403,7 +400,6 @@ class HttpCheckCaller:
             connector = CheckConnector(
                 max_kept=self._max_connections // 2,
                 limit=self._max_connections,
-                limit_per_host=CONNECTIONS_PER_ADDRESS,
                 keepalive_timeout=KEEPALIVE_S,
                 resolver=self._resolver,
                 use_dns_cache=False,  # all groups would share aiohttp's cache and its look-ups under way

@@ -100,6 +100,28 @@ async def test_a_url_that_is_not_plain_http_is_not_called(ask: Ask, url: str) ->
     assert "secret" not in reply.detail
 
 
+async def test_a_group_may_have_as_many_checks_in_flight_as_its_owner_wants() -> None:
+    """The dispatcher bounds them (HALFWAY_CHECK_CONCURRENCY): here none waits for a connection in its own time."""
+    count, arrived, all_there = 200, 0, asyncio.Event()
+
+    async def answer_when_all_are_there(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal arrived
+        await reader.readuntil(b"\r\n\r\n")
+        arrived += 1
+        if arrived == count:
+            all_there.set()
+        await all_there.wait()
+        writer.write(COMMIT)
+        writer.close()
+
+    server = await asyncio.start_server(answer_when_all_are_there, "127.0.0.1", 0, backlog=count)
+    async with server, local_caller(timeout_s=30) as caller:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/check"
+        replies = await asyncio.gather(*(caller.call(GROUP, [url], QUESTION) for _ in range(count)))
+        all_there.set()
+    assert {reply.outcome for reply in replies} == {Outcome.COMMIT}
+
+
 async def test_a_service_that_does_not_echo_the_nonce_is_asked_on_a_new_connection_each_time(ask: Ask) -> None:
     """Its answers count, each on a connection that carries no other check."""
     async with endpoint(sends(COMMIT), keep=True) as service:
