@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit, incremental
-from halfway.pipeline.tables import Folder, LocalFolder
-from tests.support.pipeline.audits import OPTIONS, DiedError, assert_whole, continued, cuts_of, dying_engine, found_in
+from halfway.pipeline.tables import EVENTS, Folder, LocalFolder
+from tests.support.pipeline.audits import (
+    OPTIONS,
+    DiedError,
+    WatchedEngine,
+    assert_whole,
+    continued,
+    cuts_of,
+    dying_engine,
+    found_in,
+)
 from tests.support.pipeline.logs import LogSource
 from tests.support.pipeline.random_logs import RandomLog
 
@@ -63,11 +71,15 @@ def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> No
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + max(TOGETHER, LOGS // 4), TOGETHER), ids="seed-{}".format)
 def test_spark_goes_on_where_duckdb_stopped(spark: "SparkSession", tmp_path: Path, seed: int) -> None:
-    """A folder is not bound to an engine: a log may grow beyond one machine."""
+    """A folder is not bound to an engine: a log may grow beyond one machine.
+
+    No step reads again what was read of the ids that are judged: the rows of this run, and of the earlier ones.
+    """
     made = RandomLog(*seeds(seed), count=45)
     times = sorted(record.at for record in made.log.records)
     continued(made.log, times[len(times) // 2], LocalFolder(str(tmp_path)))
-    engine = SparkEngine(spark)
+    engine = WatchedEngine(spark)
     incremental.run(engine, LogSource(engine, made.log, made.end + 60_000), Folder(spark, str(tmp_path)), OPTIONS)
     engine.close()
     assert_whole(tmp_path, made, f"seed {seed}")
+    assert sum(tables.count(EVENTS) for tables in engine.reads) == 4  # the ids and what is known of them

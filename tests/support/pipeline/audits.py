@@ -2,10 +2,12 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.audit import AuditOptions
 from halfway.pipeline.tables import ANOMALIES as ANOMALIES_TABLE
@@ -40,6 +42,28 @@ def dying_engine(commits: int) -> DuckEngine:
 
     engine.save, engine.merge = dying(engine.save), dying(engine.merge)  # type: ignore[method-assign]
     return engine
+
+
+class WatchedEngine(SparkEngine):
+    """Spark, and for each plan that it has computed the names of the tables that this reads, one for each time."""
+
+    def __init__(self, spark: Any) -> None:
+        super().__init__(spark)
+        self.reads: list[list[str]] = []
+
+    def keep(self, frame: Any) -> Any:
+        return super().keep(self._watched(frame))
+
+    def save(self, frame: Any, *given: Any, **options: Any) -> None:
+        super().save(self._watched(frame), *given, **options)
+
+    def rows(self, frame: Any) -> list[dict[str, Any]]:
+        return super().rows(self._watched(frame))
+
+    def _watched(self, frame: Any) -> Any:
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        self.reads.append(re.findall(r"Location: \w+\(1 paths\)\[[^]]*/(\w+)\]", plan))
+        return frame
 
 
 def found_in(folder: Path) -> Expected:

@@ -59,6 +59,8 @@ LOCAL = SparkOptions(
         "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
         "spark.default.parallelism": "2",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        # Plans name the tables that they read whole.
+        "spark.sql.maxMetadataStringLength": "1000",
     },
 )
 

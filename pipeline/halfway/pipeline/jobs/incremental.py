@@ -5,8 +5,8 @@ ids of new records and those without a final verdict, with everything that was e
 run it reads what that carried over (`carried`: everything about the ids without a final verdict). For other ids it
 reads the runs that can know something about them; a UUIDv7 shows which ones.
 
-Each step reads the tables of the step before it, so that Spark plans every step by itself. `audit --cross-check`
-(`compare`) is a whole audit of what the runs have read. Both must agree.
+Each step reads tables or kept frames of the step before it, so that Spark plans every step by itself. `audit
+--cross-check` (`compare`) is a whole audit of what the runs have read. Both must agree.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _known(engine: Engine, tables: Tables, ids: Frame, fresh: Frame, before: Sta
                 others=others,
             )
             uses_of.append(rows)
-    whole = engine.query("select * from $rows", rows=union(engine, events))
+    whole = engine.keep(union(engine, events))
     every = engine.keep(union(engine, uses))
     # Uses without an event that is kept were prepared before every one that is, and before the first run that is kept.
     forgotten = engine.keep(

@@ -21,6 +21,8 @@ VERDICTS: Final = (*FINE, UNPROVED, NOT_JUDGED, *ANOMALIES)
 IS_ANOMALY: Final = f"verdict in {ANOMALIES}"
 _SHOWN_SLOTS: Final = 10_000
 """Evidence names the messages of a transaction up to this number, because anyone can forge any number of them."""
+_IS_MESSAGE: Final = "source in ('named', 'message')"
+"""Whether an event has a topic. By its source an engine knows this without reading it."""
 
 
 def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
@@ -120,7 +122,7 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         select grouped.*, {_BEFORE}, facts.provable_since as provable_since, own.provable_since as own_since,
             kept_since, expected and found = 0 and not ({superseded}) as absent
         from (
-            select id, life, topic, slot, {together} from $lives where topic is not null
+            select id, life, topic, slot, {together} from $lives where {_IS_MESSAGE}
             group by id, life, topic, slot
         ) grouped
         left join $topics facts on facts.topic = grouped.topic
@@ -129,7 +131,7 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
     ) slots
     union all
     select id, life, topic, slot, {kept}, {single}, false, 0, case when {of_op} then "at" end, null, false, null
-    from $lives where topic is null
+    from $lives where not {_IS_MESSAGE}
     """  # noqa: S608
     return engine.query(sql, **frames)
 
