@@ -140,6 +140,8 @@ _DEFAULTS: Final = {
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore|ssl[._]key|_pem|[.]pem",
     # Otherwise PySpark makes several calls into the JVM for the line of Python that each column comes from.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # The code of a batch of the ledger is in 135 classes. With fewer places each batch would compile all of it again.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.executor.defaultJavaOptions": " ".join(f"-D{name}={value}" for name, value in LIMITS.items()),
 }
 """What a job takes if nothing else is configured."""
@@ -168,6 +170,11 @@ _OF_FEW: Final = {
     # It would plan the rest again after each stage, which costs an eighth of such a job.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    # Spark writes down the plan of each query for its UI.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.maxPlanStringLength": "100",
+    # For these Delta would read the state of a table again after each commit.
+    "spark.databricks.delta.writeChecksumFile.enabled": "false",
 }
 """The same for few records. Java's second compiler is left out too: together half of the CPU of such a job."""
 _ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
@@ -183,6 +190,8 @@ _OF_THE_SESSION: Final = {
     "spark.databricks.delta.optimize.maxFileSize": str(64 << 20),
     # A run that finds nothing new makes its commits too: without them it would take itself for two runs.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
+    # Hashes are turned into lower case. With ICU that took a fifth of the executors' time.
+    "spark.sql.icu.caseMappings.enabled": "false",
     # The default is a type without statistics, so readers could not skip files.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
