@@ -193,8 +193,10 @@ def test_a_synchronous_driver(servers: Servers, driver: str) -> None:
             barrier.insert(connection, committed)
         assert barrier.decide(asked(committed)) == "commit"
         assert barrier.decide(asked(late)) == "rollback"
-        with pytest.raises(LateTransactionError), begin() as connection:
-            barrier.insert(connection, late)
+        for own in (committed, late):
+            with pytest.raises(LateTransactionError) as told, begin() as connection:
+                barrier.insert(connection, own)
+            assert told.value.has_committed == (own == committed)
         with begin() as connection:
             barrier.insert(connection, still_open)
             began = time.monotonic()
@@ -217,9 +219,11 @@ async def test_an_asynchronous_driver(servers: Servers, driver: str) -> None:
             await barrier.insert(connection, committed)
         assert await barrier.decide(asked(committed)) == "commit"
         assert await barrier.decide(asked(late)) == "rollback"
-        with pytest.raises(LateTransactionError):
-            async with begin() as connection:
-                await barrier.insert(connection, late)
+        for own in (committed, late):
+            with pytest.raises(LateTransactionError) as told:
+                async with begin() as connection:
+                    await barrier.insert(connection, own)
+            assert told.value.has_committed == (own == committed)
         async with begin() as connection:
             await barrier.insert(connection, still_open)
             began = time.monotonic()

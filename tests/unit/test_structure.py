@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_936,
+    "lines of coordinator and adapters": 46_951,
     "files of coordinator and adapters": 182,
     "lines of halfway/protocol": 2_851,
     "lines of halfway/coordinator": 8_870,
@@ -20,14 +20,14 @@ BOUNDS = {
     "lines of halfway/peers": 359,
     "lines of halfway/simulated": 2_166,
     "lines of halfway/embedded": 1_292,
-    "lines of halfway/client": 8_076,
+    "lines of halfway/client": 8_091,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_231,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_447,
+    "lines of tests": 77_451,
     "lines of bench": 3_999,
-    "bytes of pages": 204_790,
+    "bytes of pages": 204_773,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 10,

@@ -105,10 +105,19 @@ _ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 
 
 class LateTransactionError(HalfwayError):
-    """The transaction is already decided, usually by a check that answered `rollback`: roll the local one back.
+    """The transaction is already decided: roll the local one back.
 
-    A check is answered `unknown` while a row is written but not committed, so write it as the first statement.
+    Either an earlier call with the same id has committed, or a check was answered `rollback`. A check is answered
+    `unknown` while a row is written but not committed, so write it as the first statement.
     """
+
+    def __init__(self, message: str, *, has_committed: bool = False) -> None:
+        super().__init__(message)
+        self.has_committed = has_committed
+        """Whether a local transaction with this id has committed: this one is a repeat of what is done.
+
+        If not, look into your database: its messages may have got another id in a store.
+        """
 
 
 class ConflictError(HalfwayError):
@@ -271,6 +280,12 @@ class BarrierTable(SqlTable):
                 " transaction back and run it again"
             ) from error
         if rows_written(result) == 0:
+            if (yield from self.look(transaction_id)) == "commit":
+                raise LateTransactionError(
+                    f"transaction {transaction_id} has committed in an earlier call: roll this local transaction back,"
+                    " and answer as if it had committed",
+                    has_committed=True,
+                )
             raise LateTransactionError(
                 f"transaction {transaction_id} is already decided: roll the local transaction back. If a check came"
                 " before this row, make the row the first statement of local transactions"
