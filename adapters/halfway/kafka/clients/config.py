@@ -116,6 +116,12 @@ _RESERVED: Final[Mapping[str, str]] = {
     "topic.blacklist": "halfway's topics must be seen",
     "default.topic.config": "set the properties themselves",
     "plugin.library.paths": "plugins can change every record",
+    # Nothing rests on these. But every client has its own value, so another one would have no effect.
+    "linger.ms": "each of its producers has its own",
+    "queue.buffering.max.ms": "each of its producers has its own",
+    "queue.buffering.max.messages": "it bounds what is in flight itself",
+    "queue.buffering.max.kbytes": "it bounds what is in flight itself",
+    "statistics.interval.ms": "nothing reads them but the metrics of round trips",
 }
 _RESERVED_PREFIXES: Final = ("test.mock.",)
 
