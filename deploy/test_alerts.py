@@ -226,6 +226,8 @@ async def test_a_clock_is_a_minute_ahead(kafka: Kafka, connect: Connect, tmp_pat
     try:
         rest = connect(coordinator.start())
         coordinator.clock.set(60)
+        # By that clock, what was read before is a minute old.
+        await eventually(lambda: shown(rest, "halfway_warnings", check="kafka"), lambda warned: not warned)
         return await Scrapes(a=rest).take(8)
     finally:
         coordinator.close()
