@@ -1,19 +1,23 @@
 FROM python:3.11.14-slim-bookworm AS build
+# What is built is the same each time: no file has the time of the build, nor does compiled code have that of its source.
+ENV SOURCE_DATE_EPOCH=1577836800
 WORKDIR /src
 COPY requirements/runtime.txt requirements/uv.txt requirements/
 RUN python -m venv /opt/halfway \
-    && /opt/halfway/bin/pip install --no-cache-dir --require-hashes -r requirements/runtime.txt
+    && /opt/halfway/bin/pip install --no-cache-dir --no-compile --require-hashes -r requirements/runtime.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY coordinator coordinator
 COPY adapters adapters
 COPY pipeline pipeline
 COPY schemas schemas
-RUN /opt/halfway/bin/pip install --no-cache-dir --no-deps .
+RUN /opt/halfway/bin/pip install --no-cache-dir --no-compile --no-deps .
 COPY packaging packaging
-RUN /opt/halfway/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /opt/client ./packaging/client
+RUN /opt/halfway/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /opt/client ./packaging/client \
+    && python -m compileall -qf --invalidation-mode unchecked-hash /opt/halfway \
+    && find /opt -exec touch --no-dereference --date=@$SOURCE_DATE_EPOCH {} +
 
 FROM python:3.11.14-slim-bookworm AS base
-RUN groupadd --gid 10001 halfway && useradd --uid 10001 --gid halfway --no-create-home --shell /usr/sbin/nologin halfway
+RUN echo 'halfway:x:10001:' >> /etc/group && echo 'halfway:x:10001:10001::/nonexistent:/usr/sbin/nologin' >> /etc/passwd
 COPY --from=build /opt/halfway /opt/halfway
 ENV PATH=/opt/halfway/bin:$PATH PYTHONUNBUFFERED=1
 LABEL org.opencontainers.image.title="halfway" \
@@ -27,7 +31,7 @@ FROM base AS orders
 COPY examples/orders/payments.py examples/orders/serve.py examples/orders/service.py /opt/shop/examples/orders/
 USER root
 COPY --from=build /opt/client /opt/client
-RUN /opt/halfway/bin/pip install --no-cache-dir --no-deps /opt/client/*.whl
+RUN /opt/halfway/bin/pip install --no-cache-dir --no-compile --no-deps /opt/client/*.whl
 RUN install --directory --owner 10001 --group 10001 /var/lib/orders
 USER 10001:10001
 VOLUME /var/lib/orders

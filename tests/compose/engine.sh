@@ -53,7 +53,8 @@ debian() { # IMAGE PACKAGES [OPTIONS of docker import]
         --essential-hook='mkdir -p "$1/usr/share/man/man1"' \
         --customize-hook='test ! -x "$1/usr/bin/python3.11" || ln -s /usr/bin/python3.11 "$1/usr/local/bin/python"' \
         --customize-hook='cp /usr/local/share/ca-certificates/*.crt "$1/usr/local/share/ca-certificates/" 2>/dev/null && chroot "$1" update-ca-certificates >/dev/null || true' \
-        bookworm - | docker import -c 'CMD ["bash"]' -c 'ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8' "${@:3}" - "$1" >/dev/null
+        bookworm - | docker import -c 'CMD ["bash"]' -c 'ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8' \
+            -c 'LABEL halfway.stand-in=true' "${@:3}" - "$1" >/dev/null
 }
 
 docker info >/dev/null 2>&1 && docker compose version >/dev/null 2>&1 || own_engine

@@ -1,18 +1,20 @@
 """Drives the unchanged docker-compose.yml through failures under load, and judges it: `make compose-test`.
 
-The producers are those of the chaos runs, with checks that they fetch; the checker reads the topics from outside. The
-exit status is 0 if nothing is wrong.
+The producers are those of the chaos runs, with checks that they fetch; the checker reads the topics from outside. At
+the end the image is looked at. The exit status is 0 if nothing is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import random
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable
@@ -44,6 +46,10 @@ DIRECT: Final = "http://127.0.0.1:8080"
 BALANCED: Final = "http://127.0.0.1:8090"
 POLICY: Final = {"first_check_after_s": 2, "check_interval_s": 1, "max_interval_s": 4, "max_checks": 1000}
 REST_WITHIN_S: Final = 300.0
+STAND_IN: Final = "halfway.stand-in"
+"""The label of images that engine.sh makes of Debian's packages."""
+_HOW_BUILT: Final = "import sysconfig; print(sysconfig.get_config_var('CONFIG_ARGS'))"
+_AGAIN: Final = "halfway:again"
 _GROWS: Final = 100
 """The transactions that are stored between two failures."""
 
@@ -222,16 +228,48 @@ def main() -> int:
         sound = sound and verdict.complete and verdict.sound
         if verdict.complete and verdict.sound:
             shutil.rmtree(directory)
-    size, labels = compose_image("halfway:dev")
-    say(f"the image has {size / 1e6:.0f} MB and the labels {labels}")
-    return 0 if sound else 1
+    wrong = wrong_of_image("halfway:dev")
+    for line in wrong:
+        say(line)
+    return 0 if sound and not wrong else 1
 
 
-def compose_image(name: str) -> tuple[int, dict[str, str]]:
-    """Return the size in bytes and the labels of an image."""
-    done = subprocess.run(["docker", "image", "inspect", name], capture_output=True, text=True, check=True)
-    (found,) = json.loads(done.stdout)
-    return int(found["Size"]), found["Config"]["Labels"] or {}
+def docker(*arguments: str) -> str:
+    """Run docker in the project's folder, and return what it prints."""
+    return subprocess.run(["docker", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def wrong_of_image(name: str) -> list[str]:
+    """Return what is wrong with an image: a Python without PGO, or files that another build makes differently."""
+    (found,) = json.loads(docker("image", "inspect", name))
+    labels: dict[str, str] = found["Config"]["Labels"] or {}
+    say(f"the image has {int(found['Size']) / 1e6:.0f} MB and the labels {labels}")
+    wrong = []
+    how = docker("run", "--rm", "--entrypoint", "python", name, "-c", _HOW_BUILT)
+    if "--enable-optimizations" not in how and STAND_IN not in labels:
+        wrong.append(f"its Python was built without --enable-optimizations (PGO): {how}")
+    docker("build", "--no-cache", "--quiet", "--tag", _AGAIN, ".")
+    first, second = contents(name), contents(_AGAIN)
+    docker("image", "rm", _AGAIN)
+    if differing := sorted(path for path in {*first, *second} if first.get(path) != second.get(path)):
+        wrong.append(f"two builds differ in {len(differing)} files: {differing[:20]}")
+    return wrong
+
+
+def contents(image: str) -> dict[str, tuple[object, ...]]:
+    """Return what each file of an image is, and its owner and mode; not when it was written."""
+    container = docker("create", image).strip()
+    found: dict[str, tuple[object, ...]] = {}
+    with (
+        subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export,
+        tarfile.open(fileobj=export.stdout, mode="r|") as archive,
+    ):
+        for one in archive:
+            file = archive.extractfile(one) if one.isfile() else None
+            digest = hashlib.sha256(file.read()).hexdigest() if file else ""
+            found[one.name] = (one.type, one.mode, one.uid, one.gid, one.linkname, digest)
+    docker("rm", container)
+    return found
 
 
 if __name__ == "__main__":
