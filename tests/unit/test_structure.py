@@ -9,13 +9,13 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_957,
+    "lines of coordinator and adapters": 46_967,
     "files of coordinator and adapters": 182,
     "lines of halfway/protocol": 2_851,
     "lines of halfway/coordinator": 8_870,
     "lines of halfway/http": 5_905,
     "lines of halfway/app": 5_758,
-    "lines of halfway/kafka": 10_159,
+    "lines of halfway/kafka": 10_169,
     "lines of halfway/checks": 1_149,
     "lines of halfway/peers": 359,
     "lines of halfway/simulated": 2_166,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_231,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_493,
+    "lines of tests": 77_548,
     "lines of bench": 3_999,
     "bytes of pages": 204_767,
     "settings": 50,

@@ -62,17 +62,26 @@ class Loop:
 log = structlog.get_logger()
 
 _PURGE_S: Final = 5.0
+_HELD_S: Final = 10.0
+"""After this time with one client a closer is held up: the abort of an open transaction waits until Kafka answers."""
 _REMEMBERED: Final = 10_000
 """Ids of former incarnations of this process that it knows to be closed."""
 
 
 class ClientCloser:
-    """Ends abandoned clients on a thread of its own, which lives while there are any."""
+    """Ends abandoned clients on a thread of its own, which lives while there are any.
+
+    If it is held up by one of them another thread takes over. Otherwise each incarnation that cannot begin would leave
+    its clients behind for as long as Kafka hangs, each with several threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[tuple[Producer, str | None]] = queue.SimpleQueue()
-        self._running = False
+        self._turn: object | None = None
+        """Of the thread that ends the next client; None if there is no thread."""
+        self._since = 0.0
+        """When that thread has begun with a client, on `time.monotonic()`."""
         self._closed: dict[str, None] = {}
 
     def has_closed(self, transactional_id: str) -> bool:
@@ -83,21 +92,22 @@ class ClientCloser:
         """End a client; pass the id only if nobody else has written with it."""
         self._waiting.put((producer, transactional_id))
         with self._lock:
-            if self._running:
+            if self._turn is not None and time.monotonic() - self._since < _HELD_S:
                 return
-            self._running = True
-        threading.Thread(target=self._run, name="halfway-closer", daemon=True).start()
+            self._turn = turn = object()
+            self._since = time.monotonic()
+        threading.Thread(target=self._run, args=(turn,), name="halfway-closer", daemon=True).start()
 
-    def _run(self) -> None:
-        while True:
+    def _run(self, turn: object) -> None:
+        while self._turn is turn:
             try:
                 producer, transactional_id = self._waiting.get_nowait()
             except queue.Empty:
                 with self._lock:
-                    if self._waiting.empty():
-                        self._running = False
-                        return
+                    if self._turn is turn and self._waiting.empty():
+                        self._turn = None
                 continue
+            self._since = time.monotonic()
             try:
                 ended = self._end(producer, known=transactional_id is not None)
             except Exception:
@@ -106,7 +116,7 @@ class ClientCloser:
             del producer  # if it was not ended, librdkafka ends its threads with the last reference
             if ended and transactional_id is not None:
                 while len(self._closed) >= _REMEMBERED:
-                    del self._closed[next(iter(self._closed))]
+                    self._closed.pop(next(iter(self._closed)), None)
                 self._closed[transactional_id] = None
 
     def _end(self, producer: Producer, *, known: bool) -> bool:
