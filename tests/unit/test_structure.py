@@ -22,7 +22,7 @@ BOUNDS = {
     "lines of halfway/embedded": 1_292,
     "lines of halfway/client": 8_091,
     "lines of halfway/testing": 357,
-    "lines of halfway/pipeline": 6_231,
+    "lines of halfway/pipeline": 6_226,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
     "lines of tests": 77_548,

@@ -170,11 +170,6 @@ _OF_FEW: Final = {
     # It would plan the rest again after each stage, which costs an eighth of such a job.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    # Spark writes down the plan of each query for its UI.
-    "spark.sql.ui.explainMode": "simple",
-    "spark.sql.maxPlanStringLength": "100",
-    # For these Delta would read the state of a table again after each commit.
-    "spark.databricks.delta.writeChecksumFile.enabled": "false",
 }
 """The same for few records. Java's second compiler is left out too: together half of the CPU of such a job."""
 _ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
