@@ -50,10 +50,12 @@ OF_ALL_RELEASES: Final[Mapping[str, str]] = {
     "HALFWAY_CHECK_TIMEOUT_S": "2",
     "HALFWAY_LEASE_S": "3",
     "HALFWAY_PEER_CREDENTIAL": "what the instances of both releases share",
+}
+OF_THIS_RELEASE: Final[Mapping[str, str]] = {
     "HALFWAY_CHECK_ALSO_NETWORKS": "127.0.0.0/8",
     "HALFWAY_OPEN_ACCESS": "true",
+    "HALFWAY_DRAIN_S": "0",
 }
-OF_THIS_RELEASE: Final[Mapping[str, str]] = {"HALFWAY_DRAIN_S": "0"}
 WITH_KEYS: Final[Mapping[str, str]] = {
     "HALFWAY_MASTER_SECRET": "upgrade-upgrade-upgrade-upgrade-upgrade",
     "HALFWAY_OPERATOR_KEY": OPERATOR_KEY,
