@@ -43,9 +43,7 @@ public class Service {
 
     // --- The transaction
 
-    static HttpClient newClient() {
-        return HttpClient.newBuilder().connectTimeout(ATTEMPT).version(HttpClient.Version.HTTP_1_1).build();
-    }
+    static HttpClient newClient() { return HttpClient.newBuilder().connectTimeout(ATTEMPT).version(HttpClient.Version.HTTP_1_1).build(); }
 
     /**
      * Call halfway until the answer is final. Every call here may be repeated: a repeat of one that took effect changes
@@ -117,7 +115,6 @@ public class Service {
         return List.of(Map.of("topic", TOPIC, "key", number, "value", Map.of("type", "JSON", "data", data)));
     }
 
-    /** Return the state: only if it is "prepared" may the local transaction run. */
     static String prepare(String id, List<?> messages) throws Exception {
         return call("POST", "/transactions", Map.of("group", GROUP, "id", id, "messages", messages)).get("state").getAsString();
     }
@@ -221,11 +218,9 @@ public class Service {
 
     /** Fetch what halfway signs this group's checks with. Without a key, halfway does not sign, and anybody can send checks. */
     static void fetchSecrets() throws Exception {
-        if (!KEY.isEmpty()) {
-            for (JsonElement secret : call("GET", "/groups/" + GROUP + "/check-secrets", null).getAsJsonArray("secrets")) {
-                SECRETS.add(Base64.getDecoder().decode(secret.getAsString().replaceFirst("^whsec_", "")));
-            }
-        }
+        if (KEY.isEmpty()) return;
+        for (JsonElement secret : call("GET", "/groups/" + GROUP + "/check-secrets", null).getAsJsonArray("secrets"))
+            SECRETS.add(Base64.getDecoder().decode(secret.getAsString().replaceFirst("^whsec_", "")));
     }
 
     /** Return whether halfway has signed this body within the last five minutes (Standard Webhooks). */
@@ -240,10 +235,8 @@ public class Service {
                 mac.update(signed.getBytes(UTF_8));
                 byte[] expected = mac.doFinal(body);
                 for (String signature : header.apply("webhook-signature").split(" ")) { // several during a rotation
-                    if (signature.startsWith("v1,")
-                            && MessageDigest.isEqual(Base64.getDecoder().decode(signature.substring(3)), expected)) {
-                        return true;
-                    }
+                    if (!signature.startsWith("v1,")) continue;
+                    if (MessageDigest.isEqual(Base64.getDecoder().decode(signature.substring(3)), expected)) return true;
                 }
             }
         } catch (IllegalArgumentException | NullPointerException malformed) {
@@ -253,9 +246,7 @@ public class Service {
     }
 
     static Answer answerCheck(byte[] body, UnaryOperator<String> header) throws Exception {
-        if (!KEY.isEmpty() && !isSigned(body, header)) {
-            return new Answer(401, Map.of("error", "halfway has not signed this check"));
-        }
+        if (!KEY.isEmpty() && !isSigned(body, header)) return new Answer(401, Map.of("error", "halfway has not signed this check"));
         JsonObject check = parse(body);
         String outcome = decide(check.get("id").getAsString(), Instant.parse(check.get("prepared_at").getAsString()));
         // The nonce binds this answer to this check.
