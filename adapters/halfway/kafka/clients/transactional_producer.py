@@ -239,7 +239,7 @@ class TransactionalProducer:
         """
         client = self._client
         self._serve("commit_transaction", client)
-        losses = self._watch.losses
+        connections = self._watch.connections
         left, moved = len(client), time.monotonic()
         while True:
             try:
@@ -258,7 +258,7 @@ class TransactionalProducer:
                     ) from error
             else:
                 self._serve("commit_transaction", client)
-                self.worn = self._watch.losses != losses
+                self.worn = self._watch.connections != connections
                 return
 
     def demand_unworn(self) -> None:
