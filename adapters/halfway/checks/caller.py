@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import json
 import socket
-import ssl
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,7 @@ from halfway.checks.connections import (
 from halfway.checks.destinations import Destinations
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import CheckAttempt, CheckReply, CheckRequest
-from halfway.coordinator.tls import bound_receive_buffer
+from halfway.coordinator.tls import Trust, bound_receive_buffer
 from halfway.protocol.records import MAX_REMARK_BYTES, Group, rfc3339, shown_message
 from halfway.protocol.transactions import Outcome
 
@@ -304,14 +303,15 @@ class HttpCheckCaller:
         demand_nonce: bool = False,
         secrets_of: Callable[[str], Sequence[bytes]] | None = None,
         destinations: Destinations | None = None,
-        ssl_context: ssl.SSLContext | None = None,
+        trust: Trust | None = None,
         proxy: str | None = None,
     ) -> None:
         """Keep the settings; no connection is opened yet. `timeout_s` bounds one call over all its endpoints.
 
         With `demand_nonce` an answer counts only if it echoes the nonce of its request.
         `secrets_of` returns the secrets that sign the checks of a group.
-        `ssl_context` replaces the system's certificate authorities; `proxy` is the URL of an HTTP proxy.
+        `trust` gives the context that verifies an endpoint, instead of the system's authorities; `proxy` is the URL of
+        an HTTP proxy.
         """
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
@@ -319,7 +319,7 @@ class HttpCheckCaller:
         self._demand_nonce = demand_nonce
         self._secrets_of = secrets_of
         self._destinations = destinations or Destinations()
-        self._ssl_context = ssl_context
+        self._trust = trust or (lambda: True)
         self._proxy = proxy
         self._resolver = DnsResolver()
         self._session: aiohttp.ClientSession | None = None
@@ -349,7 +349,7 @@ class HttpCheckCaller:
         if attempt.detail:
             return attempt
         EXCHANGE.set(exchange)
-        head = partial(self._open().head, url, allow_redirects=False, trace_request_ctx=attempt)
+        head = partial(self._open().head, url, ssl=self._trust(), allow_redirects=False, trace_request_ctx=attempt)
         try:
             async with asyncio.timeout(self._timeout_s), head() as response:
                 attempt.status = response.status
@@ -403,7 +403,6 @@ class HttpCheckCaller:
                 keepalive_timeout=KEEPALIVE_S,
                 resolver=self._resolver,
                 use_dns_cache=False,  # all groups would share aiohttp's cache and its look-ups under way
-                ssl=self._ssl_context or True,
                 socket_factory=self._socket,
             )
             self._session = aiohttp.ClientSession(
@@ -469,6 +468,7 @@ class HttpCheckCaller:
                     # A stream is sent in pieces: one large bytes object would block the event loop.
                     data=body if len(body) <= _ONE_PIECE_BYTES else BytesIO(body),
                     headers=headers,
+                    ssl=self._trust(),
                     allow_redirects=False,
                     trace_request_ctx=attempt,
                 ) as response,

@@ -9,7 +9,6 @@ Redirects are not followed, and proxies, cookies and credentials from the enviro
 from __future__ import annotations
 
 import asyncio
-import ssl
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import count
@@ -39,6 +38,7 @@ from halfway.coordinator.records import (
     encode_call,
     encode_message,
 )
+from halfway.coordinator.tls import Trust
 from halfway.protocol.errors import HalfwayError, OverloadedError, PeerLostError, ShardUnavailableError
 from halfway.protocol.principal import Principal
 
@@ -110,17 +110,15 @@ class HttpPeers:
     One message carries every call of one moment. Answers arrive one by one, so that a slow call does not delay others.
     """
 
-    def __init__(
-        self, *credentials: str, limits: PeerLimits | None = None, ssl_context: ssl.SSLContext | None = None
-    ) -> None:
+    def __init__(self, *credentials: str, limits: PeerLimits | None = None, trust: Trust | None = None) -> None:
         """Keep the settings; no connection is opened yet.
 
-        An owner is shown the first credential, and the next one if it does not take that. `ssl_context` replaces the
-        system's certificate authorities.
+        An owner is shown the first credential, and the next one if it does not take that. `trust` gives each new
+        connection the context that verifies the owner, instead of the system's authorities.
         """
         self._credentials = credentials
         self._limits = limits or PeerLimits()
-        self._ssl_context = ssl_context
+        self._trust = trust or (lambda: True)
         self._session: aiohttp.ClientSession | None = None
         self._links: dict[tuple[str, str, bool], _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -258,7 +256,7 @@ class HttpPeers:
     async def _connect_with(self, owner: OwnerHint, credential: str) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl_context or True),
+                connector=aiohttp.TCPConnector(limit=0),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
@@ -269,6 +267,7 @@ class HttpPeers:
         return await self._session.ws_connect(
             url,
             headers=headers,
+            ssl=self._trust(),
             timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
             max_msg_size=self._limits.max_answer_bytes,
         )

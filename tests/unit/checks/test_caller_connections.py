@@ -15,6 +15,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from halfway.checks import Destinations
 from halfway.client import CheckVerifier
 from halfway.coordinator.ports import CheckRequest
+from halfway.coordinator.tls import Authorities
 from halfway.protocol.keys import CheckSecrets
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Outcome
@@ -293,7 +294,6 @@ async def test_only_an_endpoint_with_a_valid_certificate_is_asked_over_https(tmp
     authority = Authority(tmp_path, "authority")
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(*authority.sign("own", "CN=localhost", "DNS:localhost,IP:127.0.0.1"))
-    trusting = authority.trusted()
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -305,7 +305,7 @@ async def test_only_an_endpoint_with_a_valid_certificate_is_asked_over_https(tmp
     async with (
         await asyncio.start_server(answer, "127.0.0.1", 0, ssl=served) as server,
         local_caller() as doubting,
-        local_caller(ssl_context=trusting) as trusts,
+        local_caller(trust=authority.trusted) as trusts,
     ):
         port = server.sockets[0].getsockname()[1]
         url = f"https://127.0.0.1:{port}/check"
@@ -313,6 +313,40 @@ async def test_only_an_endpoint_with_a_valid_certificate_is_asked_over_https(tmp
         assert (refused.sent, refused.detail) == (False, f"127.0.0.1:{port}: the TLS certificate is not valid")
         assert asked == []
         assert (await trusts.call(GROUP, [url], QUESTION)).answered
+
+
+async def test_authorities_that_are_replaced_vouch_for_the_next_connection(tmp_path: Path) -> None:
+    """Those that are gone vouch for none any more, not even for a connection that was kept."""
+    authorities = {name: Authority(tmp_path, name) for name in ("one", "two")}
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(authorities["one"].file.read_bytes())
+    files = Authorities("HALFWAY_CHECK_CA_FILE", trusted)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))[15:])
+            nonce = json.loads(await reader.readexactly(length))["nonce"]
+            writer.write(response(json.dumps({"outcome": "commit", "nonce": nonce}).encode()))
+
+    async with contextlib.AsyncExitStack() as stack:
+        urls = {}
+        for name, authority in authorities.items():
+            served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            served.load_cert_chain(*authority.sign("own", "CN=localhost", "IP:127.0.0.1"))
+            server = await stack.enter_async_context(await asyncio.start_server(answer, "127.0.0.1", 0, ssl=served))
+            urls[name] = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/check"
+        caller = await stack.enter_async_context(local_caller(trust=files.current))
+
+        async def answered() -> set[str]:
+            return {name for name, url in urls.items() if (await caller.call(GROUP, [url], QUESTION)).answered}
+
+        assert await answered() == {"one"}
+        trusted.write_text("no certificate")
+        files.reload_if_changed()
+        assert await answered() == {"one"}
+        trusted.write_bytes(authorities["two"].file.read_bytes())
+        files.reload_if_changed()
+        assert await answered() == {"two"}
 
 
 async def test_a_connection_ends_though_its_endpoint_does_not_close_tls(tmp_path: Path) -> None:
@@ -323,7 +357,7 @@ async def test_a_connection_ends_though_its_endpoint_does_not_close_tls(tmp_path
     listener = socket.create_server(("127.0.0.1", 0))
     sent = response(b"", status="500 Error")
     answering = asyncio.create_task(asyncio.to_thread(arriving_below_tls, listener, served, sent))
-    async with local_caller(ssl_context=authority.trusted()) as caller:
+    async with local_caller(trust=authority.trusted) as caller:
         await caller.call(GROUP, [f"https://127.0.0.1:{listener.getsockname()[1]}/"], QUESTION)
         assert await asyncio.wait_for(answering, GENEROUS_S) == b""
 
@@ -345,7 +379,7 @@ async def test_an_endpoint_that_sends_only_messages_of_tls_is_cut_off(tmp_path: 
                     pass
 
     flooding = asyncio.create_task(asyncio.to_thread(flood))
-    async with local_caller(ssl_context=authority.trusted()) as caller:
+    async with local_caller(trust=authority.trusted) as caller:
         reply = await caller.call(GROUP, [f"https://127.0.0.1:{listener.getsockname()[1]}/"], QUESTION)
     assert not reply.answered
     await asyncio.wait_for(flooding, GENEROUS_S)

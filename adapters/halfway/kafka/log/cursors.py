@@ -17,13 +17,15 @@ import msgspec
 import structlog
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
+from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import Cursors, Observer
-from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.config import KafkaConfig, denial
 from halfway.kafka.clients.seam import Consumer
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 from halfway.protocol.outcomes import EndCounts
 
 log = structlog.get_logger(__name__)
+_not_committed: Final = LogSummary(log, "warning", "cursors_not_committed")
 
 T = TypeVar("T")
 _TIMEOUT_S: Final = 10.0
@@ -101,9 +103,11 @@ class KafkaCursors:
             self._confirmed.update((shard, (pair, time.monotonic())) for shard, pair in cursors.items())
             self._distrusted -= trusted
         except KafkaException as exception:
-            log.warning("cursors_not_committed", shards=sorted(cursors), error=exception.args[0].str())
-        except KafkaUnavailableError as error:
-            log.warning("cursors_not_committed", shards=sorted(cursors), error=error.detail)
+            error = exception.args[0]
+            remedy = denial(error.code(), self._config, group=self._config.cursors_group)
+            _not_committed.note({"error": error.str(), "remedy": remedy}, shards=sorted(cursors))
+        except KafkaUnavailableError as unavailable:
+            _not_committed.note({"error": unavailable.detail}, shards=sorted(cursors))
         finally:
             self._committing = None
 

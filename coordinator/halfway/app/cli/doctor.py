@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, Message
 from halfway.app.cli.administration import ANSWER_S
 from halfway.app.metrics import Metrics
 from halfway.app.serve.addresses import demand_guarded
-from halfway.app.serve.backend import authorities, check_authorities, check_caller
+from halfway.app.serve.backend import check_authorities, check_caller, trusting
 from halfway.app.serve.process import configure, raise_limit
 from halfway.app.settings import Settings
 from halfway.app.terminal import json_line, say, say_rows
@@ -36,7 +36,7 @@ _REMEDY: Final = "give all instances the same HALFWAY_MASTER_SECRET or HALFWAY_P
 def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -> int:
     """Print what a start needs and whether it is there; return exit status 1 if something is wrong."""
     configure(level="critical")  # the findings say it
-    peers = partial(authorities, "HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
+    peers = partial(trusting, "HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
     findings = [
         Finding.of("access to the API", partial(demand_guarded, settings)),
         Finding.of("authorities of check endpoints", partial(check_authorities, settings)),
@@ -113,7 +113,7 @@ async def _endpoints(settings: Settings) -> Iterable[Finding]:
 
 async def _instances(settings: Settings, urls: Iterable[str]) -> list[Finding]:
     """Ask each instance for the port of other instances: it shows its clock, and whether it takes the credential."""
-    ssl = authorities("HALFWAY_PEER_CA_FILE", settings.peer_ca_file) or True
+    ssl = trusting("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)()
     headers = dict(zip([CREDENTIAL_HEADER], settings.peer_credentials, strict=False))
     findings = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S), headers=headers) as session:

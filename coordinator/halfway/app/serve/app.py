@@ -205,9 +205,6 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None, w
         stack.callback(pauses_task.cancel)
         garbage_task = supervised(collect_periodically())
         stack.callback(garbage_task.cancel)
-        if tls is not None:
-            tls_task = supervised(tls.watch())
-            stack.callback(tls_task.cancel)
         ports = await _open_ports(stack, settings, stage, metrics, tls, worker)
         log.info("listening", url=ports.ready.url, health_url=ports.ready.health_url)
 

@@ -6,7 +6,6 @@ An instance is ready after its first recovery, if it can serve requests or forwa
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,6 +24,7 @@ from halfway.coordinator.ports import Authority, Clock, Observer, OwnerHint, Own
 from halfway.coordinator.queries.activity import Activity
 from halfway.coordinator.queries.queries import LATE_S, TailFreshness
 from halfway.coordinator.records import HealthWarning
+from halfway.coordinator.tls import Authorities, Trust
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.compacted_table import CompactedTable, KafkaOwners
 from halfway.kafka.log.cursors import KafkaCursors
@@ -140,23 +140,17 @@ def _in_brackets(error: str | None) -> str:
     return "" if error is None else f" ({error})"
 
 
-def check_authorities(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context that verifies endpoints, None for the system's authorities.
-
-    Raises ConfigurationError as `authorities` does.
-    """
-    return authorities("HALFWAY_CHECK_CA_FILE", settings.check_ca_file)
+def check_authorities(settings: Settings) -> Trust:
+    """Return what endpoints must be vouched for by; raises ConfigurationError as `trusting` does."""
+    return trusting("HALFWAY_CHECK_CA_FILE", settings.check_ca_file)
 
 
-def authorities(setting: str, file: Path | None) -> ssl.SSLContext | None:
-    """Return a TLS context that trusts the authorities in a file, None for the system's authorities.
+def trusting(setting: str, file: Path | None) -> Trust:
+    """Return a function that gives the TLS context of a new connection: True, the system's authorities, without a file.
 
     Raises ConfigurationError: the file has no certificate in PEM format.
     """
-    try:
-        return None if file is None else ssl.create_default_context(cafile=file)
-    except ssl.SSLError as error:
-        raise ConfigurationError(f"{setting} {str(file)!r} contains no certificate in PEM format: {error}") from None
+    return (lambda: True) if file is None else Authorities(setting, file).current
 
 
 def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]] | None = None) -> HttpCheckCaller:
@@ -172,7 +166,7 @@ def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]
         destinations=Destinations(
             hosts=settings.check_hosts, networks=settings.check_networks, also_networks=settings.check_also_networks
         ),
-        ssl_context=check_authorities(settings),
+        trust=check_authorities(settings),
         proxy=None if settings.check_proxy is None else settings.check_proxy.get_secret_value(),
     )
 
@@ -408,8 +402,8 @@ async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
     if not settings.peer_credentials:
         log.info("forwarding_off", reason="HALFWAY_PEER_CREDENTIAL is not set, which is right only for one instance")
         return None
-    ssl_context = authorities("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
-    return await stack.enter_async_context(HttpPeers(*settings.peer_credentials, ssl_context=ssl_context))
+    trust = trusting("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
+    return await stack.enter_async_context(HttpPeers(*settings.peer_credentials, trust=trust))
 
 
 async def _alone(_: OwnerHint) -> bool:

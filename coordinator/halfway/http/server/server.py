@@ -19,7 +19,7 @@ from aiohttp.http import WebSocketReader
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler
 
-from halfway.coordinator.tls import TlsWatch
+from halfway.coordinator.tls import TlsFiles, TlsWatch
 from halfway.http.console import Console, serves
 from halfway.http.responses import BadHttpError, InternalError, Unsent, problem_response
 from halfway.http.server.acceptor import HANDSHAKE_S, Acceptor, Balance, open_listeners
@@ -27,10 +27,8 @@ from halfway.protocol.errors import ConfigurationError
 
 log = structlog.get_logger(__name__)
 
-_POLL_S: Final = 2.0
 
-
-class ServerTls:
+class ServerTls(TlsFiles):
     """The certificate of a port and the authorities that it trusts. Each handshake uses the files as last read."""
 
     def __init__(self, *, certificate: Path, key: Path, client_authorities: Path | None = None) -> None:
@@ -41,14 +39,13 @@ class ServerTls:
         self._certificate = certificate
         self._key = key
         self._client_authorities = client_authorities
-        self._versions = self._file_versions()
-        self._current = self._read()
+        super().__init__(certificate, key, client_authorities)
         self.context = self._read()
         """The context of the port. It switches each handshake to the files as last read."""
         self.context.sni_callback = self._hand_over
 
     def _hand_over(self, handshake: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
-        handshake.context = self._current
+        handshake.context = self.current()
 
     def _read(self) -> ssl.SSLContext:
         try:
@@ -67,29 +64,6 @@ class ServerTls:
         if self._client_authorities is not None:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
         return context
-
-    def _file_versions(self) -> list[tuple[int, int]]:
-        files = (self._certificate, self._key, self._client_authorities)
-        return [(file.stat().st_mtime_ns, file.stat().st_ino) for file in files if file is not None]
-
-    async def watch(self) -> None:
-        """Read the files again whenever they change. If they cannot be used, keep the previous ones."""
-        while True:
-            await asyncio.sleep(_POLL_S)
-            self.reload_if_changed()
-
-    def reload_if_changed(self) -> None:
-        """Read the files again if they have changed."""
-        try:
-            versions = self._file_versions()
-            if versions == self._versions:
-                return
-            self._current = self._read()
-        except (OSError, ConfigurationError) as error:
-            log.warning("certificate_not_read", certificate=str(self._certificate), error=str(error))
-            return
-        self._versions = versions
-        log.info("certificate_read", certificate=str(self._certificate))
 
 
 IDLE_S: Final = 75.0
