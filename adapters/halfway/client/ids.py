@@ -105,16 +105,19 @@ class NewIds:
         self._date = date
 
     def learn_shards(self, said: Mapping[str, Any]) -> None:
-        """Take the shards of a frame or an answer that has just come, if it says any."""
+        """Take the shards of a first frame, a change or an answer that has just come; forget others if it says none."""
         match said.get("shards"):
-            case {"count": int(count), "here": list(here)} if here and count >= len(here):
+            case {"count": int(count), "here": list(here)} if here and len(here) <= count <= 4 * _ATTEMPTS * len(here):
                 self._shards = Shards(count, here)
+            case _:
+                self._shards = None
 
     def new_id(self) -> str:
         """Return a new id that is born now."""
         now_s = time.time() if self._zero_s is None else self._zero_s + time.monotonic()
         made = _uuid7(int(now_s * 1000), os.urandom(10))
-        return made if self._shards is None else _moved_to(made, self._shards, int(now_s * _TURNS))
+        shards = self._shards  # other threads call this too
+        return made if shards is None else _moved_to(made, shards, int(now_s * _TURNS))
 
 
 def _moved_to(made: str, shards: Shards, turn: int) -> str:

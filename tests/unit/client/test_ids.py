@@ -217,3 +217,13 @@ def test_an_id_is_of_a_shard_that_is_served_where_the_calls_go(
         turns.append({shard for one in ids if (shard := shard_of(one, count)) is not None})
     assert set().union(*turns) == set(here)
     assert max(map(len, turns)) <= max(1, count // 8)
+
+
+@pytest.mark.parametrize("said", [{}, {"shards": {"count": 4, "here": []}}], ids=["an earlier release", "none"])
+def test_the_shards_of_a_coordinator_are_forgotten_with_it(said: dict[str, Any]) -> None:
+    """Otherwise all new ids would belong to the few shards of one that gets no more calls."""
+    maker = NewIds()
+    maker.learn_shards({"shards": {"count": 4, "here": [2]}})
+    assert {shard_of(maker.new_id(), 4) for _ in range(20)} == {2}
+    maker.learn_shards(said)
+    assert len({shard_of(maker.new_id(), 4) for _ in range(100)}) > 1

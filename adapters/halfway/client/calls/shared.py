@@ -402,7 +402,8 @@ class Batches:
                 await self._send_one(calls[:middle])
                 await self._send_one(calls[middle:])
                 return
-            self._transport.ids.learn_shards(reply.body)
+            if reply.status == HTTPStatus.OK:
+                self._transport.ids.learn_shards(reply.body)
             answers = _answers(reply, self._kind, len(calls))
         except NoAnswerError as error:
             for call in calls:

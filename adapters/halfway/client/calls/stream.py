@@ -211,7 +211,8 @@ class Stream:
                 self.answered_at = loop.time()
                 call.settle()
                 queue.take_answer(call, reply)
-            self._ids.learn_shards(frame)
+            if "shards" in frame and self.takes_calls:
+                self._ids.learn_shards(frame)
             if "closing" in frame:
                 queue.leave(self)
             if "problem" in frame:
