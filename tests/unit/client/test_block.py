@@ -239,6 +239,25 @@ async def test_a_check_that_was_answered_refuses_the_block(world: RestWorld, bar
         assert await final_state(world, block.id) == "rolled_back"
 
 
+async def test_a_repeat_learns_that_its_transaction_has_committed(
+    world: RestWorld, barrier: Barrier, path: Path
+) -> None:
+    """The earlier call died before its end. A row that only the block itself has written does not count."""
+    begin = sqlite_transactions(path)
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        own = client.new_id()
+        with begin() as connection:
+            barrier.insert(connection, own)
+        with pytest.raises(LateTransactionError) as repeated:
+            async with client.transaction([ORDER], begin, id=own):
+                pytest.fail("ran")
+        block = client.transaction([ORDER], begin)
+        with pytest.raises(LateTransactionError) as twice:
+            async with block as connection:
+                barrier.insert(connection, block.id)
+        assert (repeated.value.has_committed, twice.value.has_committed) == (True, False)
+
+
 @pytest.mark.parametrize(
     "wrong, remedy",
     [

@@ -260,6 +260,10 @@ class AsyncBarrier(_BaseBarrier[ConnectAsync]):
         """Return the outcome in the table, None if there is none yet; `unknown` while its messages are stored."""
         return await self._in_transaction(self.store.look(transaction_id))
 
+    async def has_committed(self, transaction_id: str) -> bool:
+        """Return whether the row of a local transaction is committed, also if its messages are stored."""
+        return await self._in_transaction(self._table.look(transaction_id)) == "commit"
+
     async def stored(self) -> StoredFigures:
         """Return how much waits in the store, for metrics and alerts."""
         return await self._in_transaction(self.store.figures())
@@ -323,6 +327,7 @@ class Barrier(_BaseBarrier[Connect]):
     create = blocking(AsyncBarrier.create)
     learn = blocking(AsyncBarrier.learn)
     look = blocking(AsyncBarrier.look)
+    has_committed = blocking(AsyncBarrier.has_committed)
     decide = blocking(AsyncBarrier.decide)
     settle = blocking(AsyncBarrier.settle)
     clean = blocking(AsyncBarrier.clean)

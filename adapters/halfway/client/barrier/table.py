@@ -111,13 +111,11 @@ class LateTransactionError(HalfwayError):
     `unknown` while a row is written but not committed, so write it as the first statement.
     """
 
-    def __init__(self, message: str, *, has_committed: bool = False) -> None:
-        super().__init__(message)
-        self.has_committed = has_committed
-        """Whether a local transaction with this id has committed: this one is a repeat of what is done.
+    has_committed = False
+    """Whether a local transaction with this id is known to have committed: this one is a repeat of what is done.
 
-        If not, look into your database: its messages may have got another id in a store.
-        """
+    Only a block with `begin` looks. If not, look into your database: the messages may have got another id in a store.
+    """
 
 
 class ConflictError(HalfwayError):
@@ -280,12 +278,6 @@ class BarrierTable(SqlTable):
                 " transaction back and run it again"
             ) from error
         if rows_written(result) == 0:
-            if (yield from self.look(transaction_id)) == "commit":
-                raise LateTransactionError(
-                    f"transaction {transaction_id} has committed in an earlier call: roll this local transaction back,"
-                    " and answer as if it had committed",
-                    has_committed=True,
-                )
             raise LateTransactionError(
                 f"transaction {transaction_id} is already decided: roll the local transaction back. If a check came"
                 " before this row, make the row the first statement of local transactions"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from halfway.client.barrier.barrier import UncommittedConnectionError
 from halfway.client.barrier.drivers import ASYNC_WITH, WITH, at_once, demand_opener, is_open, opened_by, transaction_of
+from halfway.client.barrier.table import LateTransactionError
 from halfway.client.errors import MissingRowError
 from halfway.client.messages import is_conflict
 from halfway.client.producer.transaction import NoBarrierError, Transaction, WhenAway, store_when_away
@@ -68,6 +69,9 @@ class _Block(ABC):
             await awaited(self._barrier.insert(connection, self.id))
         except BaseException as error:
             await self._leave(error)
+            if isinstance(error, LateTransactionError):
+                with suppress(Exception):  # of any driver
+                    error.has_committed = await awaited(self._barrier.has_committed(self.id))
             raise
         return connection
 
