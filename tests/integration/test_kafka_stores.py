@@ -12,6 +12,7 @@ from confluent_kafka import TopicCollection, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 from confluent_kafka.cimpl import Consumer
 
+from halfway.coordinator.logging import flush_all
 from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Reader
@@ -290,6 +291,8 @@ async def test_commits_that_fail_are_said_once_and_do_not_raise(
 ) -> None:
     """Each scan of each shard tries again, several times a second, for as long as it fails."""
     monkeypatch.setattr("halfway.kafka.log.cursors._TIMEOUT_S", 0.5)
+    flush_all()  # another test may have said it within this minute
+    capsys.readouterr()
     async with running_cursors(config_of("127.0.0.1:1")) as cursors:
         for shard in range(3):
             await cursors.commit({shard: Cursors(half=1, op=1)})

@@ -275,6 +275,8 @@ class ServiceLimits(ServiceSettings):
     breaker_failures: int = 5
     check_bytes: int = 64 * 1024 * 1024
     """Bytes of payload of the checks in flight for all groups. Each group may have one check in flight beyond it."""
+    checks_in_flight: int = 768
+    """For all groups, and one of each group beyond it: the caller has 1,024 connections."""
 
     @property
     def check_queue(self) -> int:

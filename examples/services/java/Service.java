@@ -123,7 +123,7 @@ public class Service {
         if (outcome.equals("unknown")) return;
         try {
             call("POST", "/transactions/" + id + "/end", Map.of("outcome", outcome));
-        } catch (IOException error) {
+        } catch (IOException | RuntimeException error) {
             System.err.println("left to check-back: " + error);
         }
     }

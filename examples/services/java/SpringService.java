@@ -119,8 +119,8 @@ class Orders {
 
     /** The signature is of these bytes: another type would be parsed and written anew. */
     @PostMapping("/check")
-    ResponseEntity<?> check(@RequestBody byte[] body, @RequestHeader HttpHeaders headers) throws Exception {
-        Service.Answer answer = Service.answerCheck(body, headers::getFirst);
+    ResponseEntity<?> check(java.io.InputStream body, @RequestHeader HttpHeaders headers) throws Exception {
+        Service.Answer answer = Service.answerCheck(body.readNBytes(Service.MAX_BODY_BYTES), headers::getFirst);
         return answer(answer.status(), answer.body());
     }
 

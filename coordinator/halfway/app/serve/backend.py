@@ -45,8 +45,8 @@ _WATCH_S: Final = 1.0
 class Readiness:
     """What a load balancer needs to know of this instance.
 
-    Nothing that can happen to all instances at once makes an instance unready: a load balancer without any ready server
-    refuses every call, also those that the instances could serve.
+    What can happen to all instances at once makes none unready, except that Kafka hangs for longer than a session: a
+    load balancer without any ready server refuses every call, also those that the instances could serve.
     """
 
     def __init__(

@@ -235,7 +235,7 @@ class CheckDispatcher:
         self._clock = clock
         self._observer = observer
         self._queues: dict[str, CheckQueue] = {}
-        self._bytes_in_flight = 0
+        self._in_flight = self._bytes_in_flight = 0
         """Bytes of payload of the checks in flight."""
         self._overtaken = LogSummary(log, "info", "check_overtaken")
         self._not_written = LogSummary(log, "warning", "verdict_not_written")
@@ -344,7 +344,8 @@ class CheckDispatcher:
     def _start_due(self, name: str, queue: CheckQueue) -> None:
         """Start due checks up to the group's limit of checks in flight.
 
-        All checks in flight have at most `check_bytes` of payload, but each group may always have one check.
+        All checks in flight are at most `checks_in_flight` and have at most `check_bytes` of payload, but each group
+        may always have one check.
         """
         while queue.due and queue.running < self._limits.check_concurrency and not self.closed:
             number, transaction_id = queue.take()
@@ -358,7 +359,8 @@ class CheckDispatcher:
                 claim.released().add_done_callback(partial(self._offer_again, queue, number, transaction_id))
                 continue
             now = self._clock.now_ms()
-            if queue.running and self._bytes_in_flight + entry.size > self._limits.check_bytes:
+            limits, size = self._limits, self._bytes_in_flight + entry.size
+            if queue.running and (size > limits.check_bytes or self._in_flight >= limits.checks_in_flight):
                 shard.agenda.put(transaction_id, queue.defer(now + RETRY_MS))
                 continue
             group = self._groups.find(name)
@@ -369,6 +371,7 @@ class CheckDispatcher:
                 shard.agenda.put(transaction_id, queue.defer(queue.breaker.retry_at(now)))
                 continue
             queue.running += 1
+            self._in_flight += 1
             self._bytes_in_flight += entry.size
             queue.in_flight.add(transaction_id)
             self.spawn(self._check(name, queue, shard, entry))
@@ -388,6 +391,7 @@ class CheckDispatcher:
         finally:
             now = self._clock.now_ms()
             queue.running -= 1
+            self._in_flight -= 1
             self._bytes_in_flight -= entry.size
             if reply is None:
                 queue.breaker.cancel()

@@ -199,15 +199,23 @@ async def test_whoever_asks_again_and_again_makes_no_more_checks_than_the_floor_
     assert len(world.memory.caller.requests) > 2, "its own checks go on"
 
 
-async def test_checks_under_way_are_bounded_by_their_payload_too() -> None:
-    """Groups that hang hold the allowed bytes and one check each; waiting checks are sent afterwards."""
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ServiceLimits(shards=SHARDS, outcome_horizon_s=60, check_bytes=5_000),
+        ServiceLimits(shards=SHARDS, outcome_horizon_s=60, checks_in_flight=2),
+    ],
+    ids=["bytes", "number"],
+)
+async def test_checks_under_way_of_all_groups_are_bounded_too(limits: ServiceLimits) -> None:
+    """Groups that hang hold what is allowed and one check each; waiting checks are sent afterwards."""
     gate = asyncio.Event()
 
     async def answer(_: CheckRequest) -> CheckReply:
         await gate.wait()
         return verdict(Outcome.COMMIT)
 
-    world = await World.start(limits=ServiceLimits(shards=SHARDS, outcome_horizon_s=60, check_bytes=5_000))
+    world = await World.start(limits=limits)
     world.memory.caller.answer = answer
     prepared = []
     for name in ("one", "two", "three"):
