@@ -13,7 +13,7 @@ from pathlib import Path
 
 from halfway.embedded import find_java
 from halfway.embedded.broker import pick_port
-from tests.support.databases.servers import fetch_jars
+from tests.support.databases.servers import fetch_jar
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ROOT / "examples" / "services"
@@ -75,26 +75,32 @@ def _node() -> Path:
 
 
 def _java() -> list[str]:
-    return _run_java("Service", _dependencies(), SERVICES / "java" / "Service.java")
+    jars = [name for name in _dependencies() if "spring" not in name]
+    return _run_java("Service", jars, SERVICES / "java" / "Service.java")
 
 
 def spring(main: str = "SpringService", *more: Path) -> list[str]:
-    """Return the command of the service in Spring, or of a class in other files, with a pool as people have it."""
+    """Return the command of the service in Spring, or of a class in other files, with a pool as people have it.
+
+    Its jars are those that Maven resolves for the profile: locked, as to resolve them takes a hundred requests.
+    """
     files = [SERVICES / "java" / "Service.java", SERVICES / "java" / "SpringService.java", *more]
     settings = ["SPRING_DATASOURCE_HIKARI_AUTO_COMMIT=false", "SPRING_DATASOURCE_HIKARI_MAXIMUM_POOL_SIZE=2"]
-    return ["env", *settings, *_run_java(main, _dependencies("spring"), *files)]
+    locked = Path(__file__).with_name("spring.jars").read_text().split()
+    for name in _dependencies():
+        if name.replace("spring-boot-starter-web", "spring-boot") not in locked and "starter-jdbc" not in name:
+            raise RuntimeError(f"the pom names {name}: write what Maven resolves into spring.jars")
+    return ["env", *settings, *_run_java(main, locked, *files)]
 
 
-def _dependencies(profile: str | None = None) -> list[str]:
-    """Return what the pom names, as Maven's coordinates, with or without its profile."""
-    always, profiles = (SERVICES / "java" / "pom.xml").read_text().split("<profiles>")
-    text = always if profile is None else always + profiles
+def _dependencies() -> list[str]:
+    """Return what the pom names, as Maven's coordinates: for the service without Spring these are its jars, too."""
     dependency = r"<groupId>(.+?)</groupId>\s*<artifactId>(.+?)</artifactId>\s*<version>(.+?)</version>\s*</dependency>"
-    return [":".join(each) for each in re.findall(dependency, text)]
+    return [":".join(each) for each in re.findall(dependency, (SERVICES / "java" / "pom.xml").read_text())]
 
 
 def _run_java(main: str, dependencies: list[str], *files: Path) -> list[str]:
-    jars = [str(jar) for jar in fetch_jars(*dependencies)]
+    jars = [str(fetch_jar(*name.split(":"))) for name in dependencies]
     java, classes = str(find_java().path), BUILD / "java" / main
     classes.mkdir(parents=True, exist_ok=True)
     compiler = [java, "-XX:TieredStopAtLevel=1", "-m", "jdk.compiler/com.sun.tools.javac.Main"]

@@ -288,13 +288,3 @@ def fetch_jar(group: str, artifact: str, version: str, *, classifier: str = "", 
             " barrier need the network once, or this jar in the local Maven repository"
         ) from error
     return jar.absolute()
-
-
-def fetch_jars(*coordinates: str) -> list[Path]:
-    """Return these jars (`group:artifact:version`) and all that they need to run."""
-    from jgo.maven import MavenContext
-
-    context = MavenContext()
-    named, needed = context.resolver.resolve([context.create_dependency(name) for name in coordinates])
-    needed = [*named, *(one for one in needed if one.scope in {"compile", "runtime"})]
-    return [fetch_jar(one.groupId, one.artifactId, str(one.version)) for one in needed]
