@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_226,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_645,
+    "lines of tests": 77_648,
     "lines of bench": 3_999,
     "bytes of pages": 204_772,
     "settings": 50,

@@ -39,7 +39,7 @@ COMMON: Final = {
 """Settings of every job."""
 PACKAGES: Final = ("--jars", ",".join(map(str, jars())))
 """What `--packages` would bring."""
-_STARTED_WITHIN_S: Final = 300
+_STARTED_WITHIN_S: Final = 900
 
 
 class SparkCluster:
