@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_019,
+    "lines of coordinator and adapters": 47_022,
     "files of coordinator and adapters": 182,
     "lines of halfway/protocol": 2_851,
-    "lines of halfway/coordinator": 8_944,
+    "lines of halfway/coordinator": 8_946,
     "lines of halfway/http": 5_879,
     "lines of halfway/app": 5_749,
     "lines of halfway/kafka": 10_177,
@@ -20,7 +20,7 @@ BOUNDS = {
     "lines of halfway/peers": 358,
     "lines of halfway/simulated": 2_166,
     "lines of halfway/embedded": 1_292,
-    "lines of halfway/client": 8_097,
+    "lines of halfway/client": 8_098,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_226,
     "lines of halfway/schemas": 107,

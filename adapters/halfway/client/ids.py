@@ -27,10 +27,11 @@ _EARLIEST_MS: Final = 10**11
 """March 1973. A time before it was given in seconds."""
 _END_MS: Final = 2**48
 _TURNS: Final = 20
-"""How many of them a second has: each shard gets its turn."""
+"""Turns in a second: in each, new ids belong to one shard, or to some of many."""
 _ATTEMPTS: Final = 8
-"""How many of them an id may take on average, unless fewer shards are served."""
+"""How many an id may take on average, unless few of the shards are served where the calls go."""
 _MOST_ATTEMPTS: Final = 256
+"""After so many an id stays as it was drawn."""
 _M: Final = 0x5BD1E995
 _SEED: Final = 0x9747B28C
 _MASK: Final = 0xFFFFFFFF

@@ -235,8 +235,10 @@ class CheckDispatcher:
         self._clock = clock
         self._observer = observer
         self._queues: dict[str, CheckQueue] = {}
-        self._in_flight = self._bytes_in_flight = 0
-        """Bytes of payload of the checks in flight."""
+        self._in_flight = 0
+        """Checks in flight of all groups."""
+        self._bytes_in_flight = 0
+        """Their bytes of payload."""
         self._overtaken = LogSummary(log, "info", "check_overtaken")
         self._not_written = LogSummary(log, "warning", "verdict_not_written")
         self._not_noted = LogSummary(log, "info", "check_not_noted")

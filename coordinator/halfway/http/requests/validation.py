@@ -377,12 +377,12 @@ class Validation:
         return None if may_repeat(request, body) else converted
 
     def to_prepare(self, request: models.PrepareRequest) -> Prepare:
-        after, own, prefix = request.check_after_s, request.id, self._internal_prefix
+        after, own, prefix = given(request.check_after_s), given(request.id), self._internal_prefix
         return Prepare(
             group=request.group,
             messages=tuple([_payload(number, message, prefix) for number, message in enumerate(request.messages)]),
-            id=None if own is None or own is UNSET else canonical(own),
-            check_after_ms=None if after is None or after is UNSET else round(after * 1000),
+            id=None if own is None else canonical(own),
+            check_after_ms=None if after is None else round(after * 1000),
         )
 
     def to_group(self, request: models.GroupRequest | models.GroupAdditions, name: str) -> GroupSpec:
