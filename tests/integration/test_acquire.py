@@ -33,6 +33,7 @@ from tests.support.ownership.cluster_harness import (
     config_for,
     create_internal_topics,
     create_topics,
+    delete_records,
     produce,
     read_topic,
 )
@@ -187,6 +188,27 @@ def test_where_compaction_left_nothing_of_an_owner_the_barriers_tell_whom_to_fen
     assert_fenced(config, former)
 
 
+def test_where_the_records_of_an_owner_were_deleted_the_barriers_tell_whom_to_fence(config: KafkaConfig) -> None:
+    """As by a `cleanup.policy=delete` on owners while its owner is frozen."""
+    former = lane_of(config, "former")
+    acquire(config, "former", [0])
+    delete_records(config, [config.owners_topic, config.half_topic])
+    acquire(config, "next", [0])
+    assert_fenced(config, former)
+
+
+def test_where_every_record_of_an_owner_was_deleted_the_shard_is_not_served(config: KafkaConfig) -> None:
+    """Nobody would fence it: owners, half and parked had `cleanup.policy=delete`. Unlike a shard that nobody owned."""
+    former = lane_of(config, "former")
+    acquire(config, "former", [0])
+    delete_records(config, [config.owners_topic, config.half_topic, config.parked_topic])
+    with pytest.raises(AcquireError, match="or deleted in") as failed:
+        acquire(config, "next", [0])
+    assert f"delete the topic {config.owners_topic}" in (failed.value.remedy or "")
+    for lane in former:
+        lane.abandon()
+
+
 def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +259,7 @@ def test_where_nothing_tells_who_owned_a_shard_it_is_not_served(config: KafkaCon
     produce(config, config.owners_topic, 0, b"0", b"rubbish")
     for topic in (config.half_topic, config.parked_topic):
         produce(config, topic, 0, BARRIER_KEY, b"rubbish")
-    with pytest.raises(AcquireError, match="is overwritten in") as failed:
+    with pytest.raises(AcquireError, match="is overwritten or deleted in") as failed:
         acquire(config, "one", [0])
     assert "make sure that no instance runs" in (failed.value.remedy or "")
 

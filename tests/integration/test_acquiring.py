@@ -47,7 +47,7 @@ async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kaf
         hanging, unknown = membership.status.troubles
         assert f"{config.half_topic}-0" in hanging.error
         assert "find-hanging" in hanging.remedy
-        assert "is overwritten" in unknown.error
+        assert "is overwritten or deleted" in unknown.error
         assert f"delete the topic {config.owners_topic}" in unknown.remedy
         assert all(began <= trouble.since <= time.time() for trouble in (hanging, unknown))
 

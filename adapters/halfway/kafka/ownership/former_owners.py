@@ -5,10 +5,11 @@ compaction removes a record, it also removes the earlier ones of the same key, s
 one that halfway wrote.
 
 If no record can be read, compaction may have removed halfway's records: owners[s] contains a foreign record, or
-contained one with a null value, which leaves no trace. A record with halfway's headers may also be of a later release;
-then it hides the records before it. Each claim also wrote a barrier to parked[s] and half[s] in the same Kafka
-transaction, and the last barrier there names the last claimant. If owners[s] contains a foreign record and none of the
-three names the former owner, the former owner is unknown and the shard is not served.
+contained one with a null value, which leaves no trace. Or they were deleted: then owners[s] begins past 0. A record
+with halfway's headers may also be of a later release; then it hides the records before it. Each claim also wrote a
+barrier to parked[s] and half[s] in the same Kafka transaction, and the last barrier there names the last claimant. If
+owners[s] contains a foreign record or has lost all, and none of the three names the former owner, the former owner is
+unknown and the shard is not served.
 
 An incarnation fences a former owner once, even if it acquires several of its shards.
 """
@@ -238,7 +239,7 @@ class FormerOwners:
         admin = config.make_admin()
         claims = self._follow(admin, config.owners_topic, shards)
         last = dict(claims)
-        in_doubt = {shard for shard, claim in claims.items() if claim.foreign}
+        in_doubt = {shard for shard, claim in claims.items() if claim.foreign or self._has_lost_all(shard, claim)}
         for topic in (config.parked_topic, config.half_topic):
             unknown = [shard for shard, claim in claims.items() if not claim.known]
             if in_doubt_here := sorted(in_doubt.intersection(unknown)):
@@ -250,11 +251,16 @@ class FormerOwners:
         lost = sorted(shard for shard, claim in claims.items() if shard in in_doubt and not claim.known)
         if lost:
             raise FormerOwnerUnknownError(
-                f"the record of who last owned shards {lost} is overwritten in {config.owners_topic}, "
+                f"the record of who last owned shards {lost} is overwritten or deleted in {config.owners_topic}, "
                 f"{config.parked_topic} and {config.half_topic}",
                 f"make sure that no instance runs, delete the topic {config.owners_topic}, and start again",
             )
         return last
+
+    def _has_lost_all(self, shard: int, claim: LastClaim) -> bool:
+        """Return whether records of owners[s] were deleted, and it names nobody: compaction does not move its start."""
+        place = (self.config.owners_topic, shard)
+        return not claim.known and place in self._read_up_to and self.reader.span(place, _REQUEST_S)[0] > 0
 
     def fence_before(self, shard: int, offset: int) -> LastClaim:
         """Read owners[s] on to a record of the caller's open transaction, and fence the last owner there.
