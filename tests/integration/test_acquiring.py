@@ -46,7 +46,7 @@ async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kaf
         incarnation = instance.incarnation
         hanging, unknown = membership.status.troubles
         assert f"{config.half_topic}-0" in hanging.error
-        assert "find-hanging" in hanging.remedy
+        assert f"find-hanging --topic {config.half_topic} --partition 0 --max-transaction-timeout 10;" in hanging.remedy
         assert "is overwritten or deleted" in unknown.error
         assert f"delete the topic {config.owners_topic}" in unknown.remedy
         assert all(began <= trouble.since <= time.time() for trouble in (hanging, unknown))

@@ -16,6 +16,7 @@ An incarnation fences a former owner once, even if it acquires several of its sh
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,9 +52,10 @@ def stuck_remedy(config: KafkaConfig, shard: int) -> str:
     """Return what an operator can do if a shard cannot be acquired, and the error has no remedy of its own."""
     bootstrap = config.properties["bootstrap.servers"]
     topics = "|".join(config.topic(kind).replace(".", "[.]") for kind in _KINDS)
+    minutes = math.ceil(config.transaction_timeout_s / 60)  # without it none is found that began within 15 minutes
     hanging = "; ".join(
         f"kafka-transactions.sh --bootstrap-server {bootstrap} find-hanging --topic {config.topic(kind)} "
-        f"--partition {shard}"
+        f"--partition {shard} --max-transaction-timeout {minutes}"
         for kind in _KINDS
     )
     return (
