@@ -9,6 +9,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.dialect import Frame
@@ -19,7 +20,7 @@ from halfway.pipeline.sources.pinned import RECORD, Part, Rows
 from halfway.pipeline.sources.pins import Brokers
 
 _OF_A_TASK: Final = 2_000_000
-COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+COLUMNS: Final = tuple(RECORD.names)
 
 
 class SparkReader:
@@ -46,7 +47,7 @@ class SparkReader:
         return SparkEngine(self._spark).query(rows.sql, records=records)
 
     def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> Frame:
-        schema = RECORD.replace("topic string, ", "")
+        schema = from_arrow_schema(RECORD.remove(COLUMNS.index("topic")))
         records = [
             self._spark.read.schema(schema).parquet(folder).withColumn("topic", F.lit(topic)).select(*COLUMNS)
             for topic, folder in folders
@@ -75,7 +76,7 @@ class SparkReader:
 
 def nothing(spark: SparkSession) -> DataFrame:
     """Return no records, in a form that the optimizer does not remove: observations of them must still be reported."""
-    return spark.createDataFrame(spark.sparkContext.emptyRDD(), RECORD)
+    return spark.createDataFrame(spark.sparkContext.emptyRDD(), from_arrow_schema(RECORD))
 
 
 def kafka_options(access: KafkaAccess, level: str) -> dict[str, str]:
