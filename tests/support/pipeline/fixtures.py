@@ -15,7 +15,7 @@ from py4j.java_gateway import java_import
 
 from halfway.pipeline import cli
 from halfway.pipeline.commands import running
-from halfway.pipeline.engines.spark_session import SparkOptions, prepared
+from halfway.pipeline.engines.spark_session import prepared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,19 +50,16 @@ QUICK = INTERPRETED | {
 }
 """For a job of the tests."""
 
-LOCAL = SparkOptions(
-    master="local[2]",
-    memory="2g",
-    conf=QUICK
-    | {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
-        "spark.default.parallelism": "2",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        # Plans name the tables that they read whole.
-        "spark.sql.maxMetadataStringLength": "1000",
-    },
-)
+LOCAL = QUICK | {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # Plans name the tables that they read whole.
+    "spark.sql.maxMetadataStringLength": "1000",
+}
 
 
 def without_spark() -> dict[str, str]:
@@ -111,9 +108,8 @@ def command(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Command:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     """Return the session, with the Kafka connector."""
     folder = tmp_path_factory.mktemp("spark")
-    conf = {**LOCAL.conf, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
-    with_folder = SparkOptions(master=LOCAL.master, memory=LOCAL.memory, conf=conf)
-    started = prepared("halfway-tests", with_folder)()
+    conf = LOCAL | {"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    started = prepared("halfway-tests", conf)()
     for name in ("api.python.PythonUtils", "sql.api.python.PythonSQLUtils", "sql.functions"):
         # PySpark names them without their packages, and each time all jars would be searched for them.
         java_import(started._jvm, f"org.apache.spark.{name}")

@@ -25,7 +25,7 @@ from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.dialect import told
 from halfway.pipeline.engines.duckdb import DuckEngine, duckdb_limit
 from halfway.pipeline.engines.engine import Engine, SparkEngine
-from halfway.pipeline.engines.spark_session import SparkOptions, is_submitted, prepared
+from halfway.pipeline.engines.spark_session import is_submitted, prepared
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs.incremental import State
 from halfway.pipeline.sources.duckdb import DuckReader
@@ -163,7 +163,8 @@ def opened(job: str, name: Name, places: Places, options: Mapping[str, Any]) -> 
             engine = DuckEngine(memory=options["memory"])
             reader = DuckReader(engine)
         else:
-            start = prepared(f"halfway-{job}", _spark_options(options, few=choice.few))
+            jars = [jar for jar in options["jars"].split(",") if jar]
+            start = prepared(f"halfway-{job}", _conf(options), connector=jars, few=choice.few)
             with _held_back(signal.SIGINT):
                 spark = start()
                 stack.callback(spark.stop)
@@ -178,9 +179,10 @@ def opened(job: str, name: Name, places: Places, options: Mapping[str, Any]) -> 
         )  # fmt: skip
 
 
-def _spark_options(given: Mapping[str, Any], *, few: bool) -> SparkOptions:
-    jars = [jar for jar in given["jars"].split(",") if jar]
-    return SparkOptions(master=given["master"], memory=given["memory"], jars=jars, conf=dict(given["conf"]), few=few)
+def _conf(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the options say to Spark. What starts the driver has given it its memory."""
+    conf = {"spark.master": options["master"], "spark.driver.memory": None if is_submitted() else options["memory"]}
+    return {name: value for name, value in conf.items() if value is not None} | dict(options["conf"])
 
 
 class Chosen(NamedTuple):

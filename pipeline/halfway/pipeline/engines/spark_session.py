@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -196,19 +195,6 @@ _EMPTY_STAGES: Final = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmpt
 """This rule would remove a stage without rows from the plan, together with the counts that it observes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SparkOptions:
-    """The options of the command line for Spark. None leaves a setting to Spark's own configuration."""
-
-    master: str | None = None
-    memory: str | None = None
-    jars: Sequence[str] = ()
-    """The jars of Spark's packages for Kafka, Avro and Delta. Without any they are resolved by name."""
-    conf: Mapping[str, str] = field(default_factory=dict)
-    few: bool = False
-    """Whether there are few records, so that compiling costs more than it saves."""
-
-
 def is_submitted() -> bool:
     """Return whether spark-submit has started this program."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
@@ -219,19 +205,21 @@ def is_one_machine(master: str) -> bool:
     return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
-def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
+def prepared(
+    name: str, conf: Mapping[str, str], *, connector: Sequence[str] = (), few: bool = False
+) -> Callable[[], SparkSession]:
     """Return a function that starts a session, or takes the one of spark-submit. It downloads nothing.
 
-    Nothing that is configured is changed, except by the options of the command line. PipelineError if Spark does not
-    run on the Java of this machine, or if the packages for Kafka, Avro and Delta are not available, or if the session
-    would be one of Spark Connect, or the master is not that of spark-submit.
+    `connector` has the jars of Spark's packages for Kafka, Avro and Delta; without any they are resolved by name. `few`
+    says that there are few records, so that compiling costs more than it saves. Nothing that is configured is changed,
+    except by `conf`, the options of the command line. PipelineError if Spark does not run on the Java of this machine,
+    or if the packages are not available, or if the session would be one of Spark Connect, or the master is not that of
+    spark-submit.
     """
     submitted = is_submitted()
     # At DEBUG py4j logs everything that goes to the JVM, passwords too.
     logging.getLogger("py4j").setLevel(logging.INFO)
-    asked = dict(options.conf)
-    if options.master is not None:
-        asked.setdefault("spark.master", options.master)
+    asked = dict(conf)
     _refuse_connect(asked)
     if not submitted:
         require_java()
@@ -239,19 +227,16 @@ def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         # Spark's configuration and the options go before it.
         os.environ.setdefault("SPARK_DRIVER_MEMORY", "2g")
-        if options.few:
+        if few:
             os.environ.setdefault("SPARK_SUBMIT_OPTS", _ONE_COMPILER)
         # spark-submit turns it on for every session that it has not started as a program.
         asked.setdefault("spark.ui.showConsoleProgress", "false")
-        if options.memory is not None:
-            asked.setdefault("spark.driver.memory", options.memory)
-        connector = options.jars or map(str, jars())
-        asked["spark.jars"] = ",".join([*filter(None, [asked.get("spark.jars")]), *connector])
+        asked["spark.jars"] = ",".join([*filter(None, [asked.get("spark.jars")]), *(connector or map(str, jars()))])
 
     def start() -> SparkSession:
-        conf = _configuration(name, asked, submitted=submitted, few=options.few)
-        spark = session_of_job(SparkSession.builder.config(conf=conf).getOrCreate())
-        if not submitted and conf.get("spark.log.level") is None:
+        whole = _configuration(name, asked, submitted=submitted, few=few)
+        spark = session_of_job(SparkSession.builder.config(conf=whole).getOrCreate())
+        if not submitted and whole.get("spark.log.level") is None:
             spark.sparkContext.setLogLevel("ERROR")
         try:
             require_packages(spark)

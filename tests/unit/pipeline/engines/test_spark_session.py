@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from halfway.pipeline.engines.spark_session import SparkOptions, is_one_machine, prepared, session_of_job
+from halfway.pipeline.engines.spark_session import is_one_machine, prepared, session_of_job
 from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -53,26 +53,26 @@ def test_only_local_and_local_with_threads_are_one_machine(master: str, found: b
 
 
 @pytest.mark.parametrize(
-    "variables, options",
+    "variables, conf",
     [
-        ({"SPARK_REMOTE": "sc://there"}, SparkOptions()),
-        ({"SPARK_CONNECT_MODE_ENABLED": "1"}, SparkOptions()),
-        ({"SPARK_API_MODE": "connect"}, SparkOptions()),
-        ({"DATABRICKS_RUNTIME_VERSION": "client.3.2"}, SparkOptions()),
-        ({}, SparkOptions(master="sc://there:15002")),
-        ({}, SparkOptions(conf={"spark.remote": "sc://there"})),
-        ({}, SparkOptions(conf={"spark.api.mode": "connect"})),
+        ({"SPARK_REMOTE": "sc://there"}, {}),
+        ({"SPARK_CONNECT_MODE_ENABLED": "1"}, {}),
+        ({"SPARK_API_MODE": "connect"}, {}),
+        ({"DATABRICKS_RUNTIME_VERSION": "client.3.2"}, {}),
+        ({}, {"spark.master": "sc://there:15002"}),
+        ({}, {"spark.remote": "sc://there"}),
+        ({}, {"spark.api.mode": "connect"}),
     ],
 )
 def test_spark_connect_is_refused_by_name_before_anything_starts(
-    variables: Mapping[str, str], options: SparkOptions, monkeypatch: pytest.MonkeyPatch
+    variables: Mapping[str, str], conf: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what asks for it, and what to do."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    [named] = [*variables, *options.conf, *([options.master] if options.master else [])]
+    [named] = [*variables, *(value if name == "spark.master" else name for name, value in conf.items())]
     with pytest.raises(PipelineError, match=r"asks for Spark Connect.*spark-submit") as refused:
-        prepared("job", options)
+        prepared("job", conf)
     assert named.replace("SPARK_API_MODE", "spark.api.mode").partition("there")[0] in str(refused.value)
 
 
