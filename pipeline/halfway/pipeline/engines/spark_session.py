@@ -141,6 +141,10 @@ _DEFAULTS: Final = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # The code of a batch of the ledger is in 135 classes. With fewer places each batch would compile all of it again.
     "spark.sql.codegen.cache.maxEntries": "1000",
+    # A batch's frames are kept for seconds: to compress them takes longer than to read more.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    # Otherwise both sides of each join are sorted, all pending transactions too.
+    "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": "16m",
     "spark.executor.defaultJavaOptions": " ".join(f"-D{name}={value}" for name, value in LIMITS.items()),
 }
 """What a job takes if nothing else is configured."""

@@ -24,9 +24,9 @@ from halfway.pipeline.sources.pins import TopicPin
 from halfway.pipeline.sources.spark import COLUMNS, SparkReader, kafka_options
 from halfway.pipeline.tables import Files, as_of, last, versions
 
-_IS_LATER: Final = 'new."offset" >= old."offset"'
+_IS_LATER: Final = """old.state = coalesce(new.state, 'prepared') and new."offset" >= old."offset\""""
 MERGE: Final = Merge(
-    same="old.id = new.id and old.state = new.state",
+    same="old.id = new.id and coalesce(old.state = new.state, true)",
     deletes=f"(coalesce({_IS_LATER}, false) and not new.open) "
     f"or (not coalesce({_IS_LATER}, false) and old.since < new.horizon)",
     replaces=f"{_IS_LATER} and new.open",
@@ -46,8 +46,7 @@ def ledger(engine: SparkEngine, decoded: DataFrame) -> DataFrame:
     """Return one row for each transaction that has ended, from decoded outcomes.
 
     `latency_ms` is the time from prepare to outcome, `size` the bytes of its messages (null if the op of a rollback
-    does not have it), `checks` the number of checks that were sent, `ended_date` the day (UTC) of the outcome. An
-    outcome that was read twice has one row.
+    does not have it), `checks` the number of checks that were sent, `ended_date` the day (UTC) of the outcome.
     """
     rows: DataFrame = engine.query(
         """select id, "group", lower(kind) as outcome, cause, timestamp_millis(prepared_at) as prepared_at,
@@ -59,7 +58,8 @@ def ledger(engine: SparkEngine, decoded: DataFrame) -> DataFrame:
         from $decoded where error is null""",
         decoded=decoded,
     )
-    return rows.dropDuplicates(["shard", "op_offset"])
+    # A file for each partition of op would be too many, and a shuffle costs more than this.
+    return rows.coalesce(engine.spark.sparkContext.defaultParallelism)
 
 
 def changes(engine: SparkEngine, records: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
@@ -70,24 +70,33 @@ def changes(engine: SparkEngine, records: DataFrame, outcomes: DataFrame, *, hor
     used the id again. The topics have no order between them.
 
     Returns:
-        The columns of the table (state: `prepared` or `parked`; since: ms, the time of the prepare if it is known),
-        null without a new record; `open`, whether there is a new record that has not ended; and `horizon`: an older
-        record has ended.
+        The columns of the table (state: `prepared` or `parked`, null for a change of both, which has no new record that
+        is open; since: ms, the time of the prepare if it is known), null without a new record; `open`, whether there is
+        a new record that has not ended; and `horizon`: an older record has ended.
 
     """
+    is_open = "coalesce({0}.alive and (horizon is null or {0}.since >= horizon), false)"
+    # Most ids have only the one row. With the hint one sort by id is enough, behind the shuffle.
     found: DataFrame = engine.query(
-        f"""select id, newest."group" as "group", state, newest.since as since, newest.shard as shard, "offset",
-            coalesce(newest.alive and (horizon is null or newest.since >= horizon), false) as open, horizon
+        f"""select id, record."group" as "group", state, record.since as since, record.shard as shard,
+            record."offset" as "offset", {is_open.format("record")} as open, horizon
         from (
-            select id, state, max_by(record, "offset") as newest, max("offset") as "offset", max(horizon) as horizon
+            select id, horizon, inline(case when parked is null and not {is_open.format("prepared")}
+                then array(named_struct('state', cast(null as string), 'record', prepared))
+                else array(named_struct('state', 'prepared', 'record', prepared),
+                    named_struct('state', 'parked', 'record', parked)) end) as (state, record)
             from (
-                select id, case when kind = 'parked' then 'parked' else 'prepared' end as state, "offset",
-                    named_struct('alive', alive, 'group', "group", 'since', coalesce(prepared_at, "at"),
-                        'shard', "partition") as record, cast(null as bigint) as horizon
-                from $records where fault is null
-                union all
-                select id, explode(array('prepared', 'parked')), null, null, "at" + {horizon_ms} from $outcomes
-            ) together group by id, state
+                select id, max(record) filter (where kind <> 'parked') as prepared,
+                    max(record) filter (where kind = 'parked') as parked, max(horizon) as horizon
+                from (select /*+ repartition(id) */ * from (
+                    select id, kind, named_struct('offset', "offset", 'alive', alive, 'group', "group",
+                        'since', coalesce(prepared_at, "at"), 'shard', "partition") as record,
+                        cast(null as bigint) as horizon
+                    from $records where fault is null
+                    union all
+                    select id, null, null, "at" + {horizon_ms} from $outcomes
+                ) together) by_id group by id
+            ) newest
         ) of_each""",  # noqa: S608
         records=records,
         outcomes=outcomes,
@@ -106,9 +115,10 @@ DAY: Final = "ended_date"
 COMPACTED_AFTER: Final = 100
 """Batches: a quarter of an hour at 10 s a batch."""
 _STREAM: Final = "metadata"
-_COUNTS: Final = """select records, ended, faults + damaged as wrong
-    from (select count(*) as records, count(fault) as faults from $rows) read
-    cross join (select count(*) - count(error) as ended, count(error) as damaged from $outcomes) decoded"""
+_COUNTS: Final = f"""select records, ended, faults + outcomes - ended as wrong
+    from (select count(*) as records, count(fault) as faults,
+        count_if(kind = 'op' and fault is null and {headers.IS_FINAL}) as outcomes from $rows) read
+    cross join (select count(*) as ended from $ended) written"""  # noqa: S608
 """What a batch has: no record is read twice in one."""
 
 
@@ -195,17 +205,18 @@ class Tables:
         rows = engine.query(headers.internal(engine.dialect, kind).sql, records=self._without_payloads(batch)).persist()
         is_op = F.col("topic") == self._prefix + "op"
         op, others = rows.where(is_op), rows.where(~is_op)
-        outcomes = reading.decoded_outcomes(engine, op).persist()
+        outcomes = reading.decoded_outcomes(engine, op)
+        ended = ledger(engine, outcomes).persist()
         try:
             # Each query costs the driver as much as the executors: one says all numbers.
-            [read] = engine.rows(engine.query(_COUNTS, rows=rows, outcomes=outcomes))
-            self._save(engine, ENDED, ledger(engine, outcomes), number, by=DAY)
+            [read] = engine.rows(engine.query(_COUNTS, rows=rows, ended=ended))
+            self._save(engine, ENDED, ended, number, by=DAY)
             self._change_pending(engine, others, headers.outcomes(engine, op).select("id", "at"), number)
             if read["wrong"]:
                 self._save(engine, QUARANTINE, reading.unusable(engine, [rows], [outcomes]), number)
             pending = engine.load(self._output.path(PENDING)).count()
         finally:
-            for frame in (outcomes, rows):
+            for frame in (ended, rows):
                 frame.unpersist()
         if number and number % COMPACTED_AFTER == 0:
             for name in (ENDED, PENDING):

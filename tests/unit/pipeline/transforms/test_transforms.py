@@ -36,13 +36,11 @@ def of_kinds(spark: "SparkSession", **rows: list[tuple[Any, ...]]) -> "DataFrame
 
 
 def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
-    """A row has times, latency, topics and size. An outcome that was read twice has one row, a damaged one none."""
+    """A row has times, latency, topics and size. A damaged outcome has none."""
     committed = ("a", "g", "COMMITTED", "producer", 1_000, 3_500, 1, [("y", 3), ("x", 4), ("y", 5)], 2, 7, None)
     rolled_back: tuple[Any, ...] = ("b", "g", "ROLLED_BACK", "policy", 1_000, 2_000, 15, [], 1, 8, None)
     damaged = (None, None, None, None, None, None, None, None, 1, 9, "EOFError")
-    rows = ledger.ledger(
-        SparkEngine(spark), spark.createDataFrame([committed, committed, rolled_back, damaged], DECODED)
-    )
+    rows = ledger.ledger(SparkEngine(spark), spark.createDataFrame([committed, rolled_back, damaged], DECODED))
     shown = ["id", "outcome", "cause", "latency_ms", "checks", "topics", "messages", "size", "shard"]
     assertDataFrameEqual(
         rows.select(*shown),
@@ -95,6 +93,7 @@ def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(
         ("stays", "g", "prepared", 2, 0, 2),
         ("parks", "g", "prepared", 3, 0, 3),
         ("again", "g", "prepared", 4, 0, 4),
+        ("resumes", "g", "parked", 5, 0, 5),
     ]
     halves = [
         ("new", "g", True, 10, 0, 10, None),
@@ -104,6 +103,7 @@ def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(
         ("brief", "g", True, 13, 0, 13, None),
         ("brief", "g", False, 14, 0, 14, None),
         ("stays", "g", False, 15, 0, 15, "no key"),
+        ("resumes", "g", True, 16, 0, 16, None),
     ]
     parked = [("parks", "g", True, 12, 0, 4, None)]
     records = of_kinds(spark, half=halves, parked=parked)
@@ -111,6 +111,8 @@ def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(
         ("again", "h", "prepared", 12, 1, 13),
         ("new", "g", "prepared", 10, 0, 10),
         ("parks", "g", "parked", 12, 0, 4),
+        ("resumes", "g", "parked", 5, 0, 5),
+        ("resumes", "g", "prepared", 16, 0, 16),
         ("stays", "g", "prepared", 2, 0, 2),
     ]
 
@@ -120,6 +122,7 @@ def test_an_outcome_ends_what_is_pending_though_its_tombstone_is_gone(spark: "Sp
     before = [
         ("known", "g", "prepared", 1_000, 0, 1),
         ("parked", "g", "parked", 1_000, 0, 2),
+        ("parked", "g", "prepared", 1_000, 0, 2),
         ("used-again", "g", "prepared", 1_000, 0, 3),
         ("stays", "g", "prepared", 1_000, 0, 4),
         ("again-at-once", "g", "prepared", 2_000 + HORIZON, 0, 5),
