@@ -9,8 +9,7 @@ from halfway.coordinator import changes
 from halfway.coordinator.ports import Cursors
 from halfway.protocol.entries import short_key_hash
 from halfway.protocol.errors import NotWrittenError
-from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import CheckMode, Group, Message, OpKind
+from halfway.protocol.records import CheckMode, Group, Message, OpKind, PolicyOverrides
 from halfway.protocol.transactions import Cause, State
 from tests.support.contract.backend import PATIENCE_S, SHARDS, Backend, new_id
 from tests.support.contract.groups import put, remove

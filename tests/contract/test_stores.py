@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from halfway.protocol.errors import KafkaUnavailableError
-from halfway.protocol.policy import OnExhausted, PolicyOverrides
-from halfway.protocol.records import CheckMode, Group
+from halfway.protocol.records import CheckMode, Group, OnExhausted, PolicyOverrides
 from tests.support.contract.backend import Backend, new_id
 from tests.support.contract.groups import put, remove
 from tests.support.contract.instance import Instance, facts

@@ -25,8 +25,7 @@ from halfway.kafka.log.compacted_table import CompactedTable
 from halfway.kafka.log.registries import KafkaGroups, KafkaKeys
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.protocol.keys import Key
-from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import CheckMode, Group
+from halfway.protocol.records import CheckMode, Group, PolicyOverrides
 from tests.support.brokers.compaction import EAGER, names_left
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove

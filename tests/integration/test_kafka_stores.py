@@ -26,8 +26,7 @@ from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.protocol.errors import ForbiddenError, KafkaUnavailableError
 from halfway.protocol.outcomes import EndCounts
-from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import CheckMode, Group
+from halfway.protocol.records import CheckMode, Group, PolicyOverrides
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put
 from tests.support.ownership.cluster_harness import (

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from halfway.coordinator.requests import GroupSpec
-from halfway.protocol.policy import OnExhausted, PolicyOverrides
-from halfway.protocol.records import CheckMode
+from halfway.protocol.records import CheckMode, OnExhausted, PolicyOverrides
 
 TOPICS: Final = {"orders": 3, "points": 1}
 LIMIT_BYTES: Final = 65_536

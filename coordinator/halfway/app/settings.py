@@ -62,9 +62,8 @@ from halfway.kafka.clients.config import (
 )
 from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.keys import derived, kind_in
-from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, LimitOverrides
 from halfway.protocol.principal import PrincipalKind
-from halfway.protocol.records import base_url_refusal, proxy_refusal
+from halfway.protocol.records import MAX_SECONDS, CheckPolicy, LimitOverrides, base_url_refusal, proxy_refusal
 
 NOT_SETTINGS: Final = frozenset(
     {"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_KEY", "HALFWAY_TOKEN", "HALFWAY_TOKEN_FILE", "HALFWAY_CONFIG_FILE"}

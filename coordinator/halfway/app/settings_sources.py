@@ -14,7 +14,7 @@ import msgspec
 from pydantic import ConfigDict, Field, GetPydanticSchema, SecretStr, ValidationError, create_model
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from halfway.protocol.policy import CheckPolicy, LimitOverrides
+from halfway.protocol.records import CheckPolicy, LimitOverrides
 
 PREFIX: Final = "HALFWAY_"
 SHOWN: Final = 80

@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Meta, UnsetType
 from pydantic import Field
 
-from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, LimitOverrides, PolicyOverrides
-from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.records import MAX_SECONDS, CheckMode, CheckPolicy, LimitOverrides, Message, PolicyOverrides
 from halfway.protocol.transactions import Cause, Outcome, State
 
 INTERNAL: Final = "x-internal"

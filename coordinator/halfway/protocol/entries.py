@@ -67,12 +67,16 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     size: int
     index: MessageIndex
     checks: int
+    """The number of checks sent since `since`."""
     checked_at: int | None
+    """When the last attempt to check ended, ms since the epoch."""
     commit_verdict: bool
+    """Whether a caller, an operator or a check said commit: the policy never rolls it back."""
     remark: str | None
     barrier: int
     op_offset: int | None = None
     attempts: int = 0
+    """The number of checks that were sent or could not be sent; only for the back-off."""
     last_error: str | None = None
     leased_check: int = 0
     """The number of the last check that this owner leased; 0 if it has leased none."""
@@ -80,7 +84,8 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     """When the lease of the last check ends, ms since the epoch: 0 if the check was answered, None if only a former
     owner of the shard knows."""
     checked_here: bool = False
-    """True if this owner of the shard has sent a check, and has missed none since."""
+    """True if this owner of the shard has sent a check, and has missed none since: a former one may have died with its
+    own answer."""
     offered_at: int | None = None
     """When this owner last tried to queue a check, ms since the epoch."""
     offered_since: int | None = None

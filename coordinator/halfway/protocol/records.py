@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 from yarl import URL
 
-from halfway.protocol.policy import LimitOverrides, PolicyOverrides
 from halfway.protocol.transactions import Cause
 
 HASH_BYTES = 16
@@ -197,6 +197,92 @@ class Parked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str
     parked_at: int
     checks: int
+
+
+class OnExhausted(StrEnum):
+    """What happens to a transaction when its checks are exhausted."""
+
+    PARK = "park"
+    ROLLBACK = "rollback"
+
+
+MAX_SECONDS: Final = 31_536_000
+Seconds = Annotated[
+    float, Meta(gt=0, le=MAX_SECONDS, description=f"a number of seconds above 0 and at most {MAX_SECONDS}")
+]
+Checks = Annotated[int, Meta(ge=1, le=10_000, description="a whole number from 1 to 10000")]
+
+
+class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The parts of the policy that a group sets itself. Times are in seconds."""
+
+    first_check_after_s: Seconds | None = None
+    check_interval_s: Seconds | None = None
+    max_interval_s: Seconds | None = None
+    max_checks: Checks | None = None
+    max_age_s: Seconds | None = None
+    on_exhausted: OnExhausted | None = None
+
+    def with_overrides(self, overrides: PolicyOverrides) -> PolicyOverrides:
+        """Return these overrides with other ones applied."""
+        return msgspec.structs.replace(self, **overrides.chosen())
+
+    def chosen(self) -> dict[str, object]:
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+
+
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1000000000")]
+Rate = Annotated[float, Meta(gt=0, le=1_000_000, description="a number above 0 and at most 1000000")]
+
+
+class LimitOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The limits that an operator gives a group, in place of those in the settings."""
+
+    pending: Count | None = None
+    """Pending and parked transactions over all instances."""
+    prepares_per_s: Rate | None = None
+    """Prepares per second at one instance."""
+    bytes_in_flight: Count | None = None
+    """Bytes of payload that one instance is storing."""
+
+
+class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The policy in force for a group. Times are in seconds."""
+
+    first_check_after_s: Seconds = 6.0
+    check_interval_s: Seconds = 30.0
+    max_interval_s: Seconds = 300.0
+    max_checks: Checks = 15
+    max_age_s: Seconds = 43_200.0
+    on_exhausted: OnExhausted = OnExhausted.PARK
+
+    def with_overrides(self, overrides: PolicyOverrides) -> CheckPolicy:
+        """Return this policy with a group's overrides applied."""
+        return msgspec.structs.replace(self, **overrides.chosen())
+
+    def contradiction(self) -> tuple[str, str] | None:
+        """Return the field that contradicts another one, and the remedy; None if the times fit together."""
+        if self.max_interval_s < self.check_interval_s:
+            return "max_interval_s", (
+                f"max_interval_s {self.max_interval_s:g} is below check_interval_s {self.check_interval_s:g}: "
+                "raise the first or lower the second"
+            )
+        if self.first_check_after_s >= self.max_age_s:
+            return "first_check_after_s", (
+                f"first_check_after_s {self.first_check_after_s:g} is not below max_age_s {self.max_age_s:g}: "
+                "no check would ever be sent"
+            )
+        return None
+
+    def with_min_interval(self, interval_s: float) -> CheckPolicy:
+        """Return this policy with at least `interval_s` between two checks of a transaction, before jitter."""
+        if self.check_interval_s >= interval_s and self.max_interval_s >= interval_s:
+            return self
+        return msgspec.structs.replace(
+            self,
+            check_interval_s=max(self.check_interval_s, interval_s),
+            max_interval_s=max(self.max_interval_s, interval_s),
+        )
 
 
 class CheckMode(StrEnum):

@@ -2,7 +2,6 @@
 
 from halfway.kafka.records.codec import Layout
 from halfway.protocol.keys import Key
-from halfway.protocol.policy import OnExhausted, PolicyOverrides
 from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.records import (
     AuditEvent,
@@ -12,11 +11,13 @@ from halfway.protocol.records import (
     Half,
     Message,
     MessageDigest,
+    OnExhausted,
     Op,
     OpKind,
     Origin,
     Owner,
     Parked,
+    PolicyOverrides,
 )
 from halfway.protocol.transactions import Cause
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import End, EndResult, GroupSpec, Prepare, Prepared, ServiceLimits, TransactionView
-from halfway.protocol.policy import LimitOverrides, OnExhausted, PolicyOverrides
-from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.records import CheckMode, LimitOverrides, Message, OnExhausted, PolicyOverrides
 from halfway.protocol.transactions import Outcome, State
 from tests.support.service.begun import Begun
 from tests.support.service.broker import Memory, topic

@@ -7,7 +7,7 @@ import pytest
 
 from halfway.app.settings import load
 from halfway.protocol.errors import ConfigurationError
-from halfway.protocol.policy import LimitOverrides, OnExhausted
+from halfway.protocol.records import LimitOverrides, OnExhausted
 
 LISTED = ip_network("10.0.0.0/8")
 BOOTSTRAP = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}

@@ -8,8 +8,7 @@ import pytest
 from halfway.checks import LOOPBACK_NETWORKS, Destinations, HttpCheckCaller
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.embedded.broker import pick_port
-from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import CheckMode, Group, Message
+from halfway.protocol.records import CheckMode, Group, Message, PolicyOverrides
 from tests.support.checkback.servers import response
 from tests.support.waiting import GENEROUS_S
 

@@ -10,8 +10,7 @@ import pytest
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.ids import shard_of
-from halfway.protocol.policy import LimitOverrides
-from halfway.protocol.records import Message, Op
+from halfway.protocol.records import LimitOverrides, Message, Op
 from halfway.protocol.transactions import Cause, Outcome
 from tests.support.ids import named_id
 from tests.support.service.begun import Begun

@@ -12,7 +12,7 @@ import pytest
 import halfway.http
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.admission import ApiLimits
-from halfway.protocol.policy import LimitOverrides
+from halfway.protocol.records import LimitOverrides
 from tests.support.coordinator.stream_client import StreamClient
 from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld

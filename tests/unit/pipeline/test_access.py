@@ -9,7 +9,7 @@ from halfway.app.settings import NOT_SETTINGS, VARIABLES, Settings
 from halfway.pipeline.access import OPTIONS, Times, load, times
 from halfway.pipeline.cli import pipeline
 from halfway.pipeline.errors import PipelineError
-from halfway.protocol.policy import CheckPolicy
+from halfway.protocol.records import CheckPolicy
 
 SERVERS = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "broker:9092"}
 IDLE = {"connections.max.idle.ms": "120000"}

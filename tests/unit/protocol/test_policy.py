@@ -1,22 +1,21 @@
 """When a pending transaction is checked, given up or re-anchored; the table of states and calls (docs/protocol.md)."""
 
-from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from halfway.protocol.entries import Pending
 from halfway.protocol.errors import AlreadyEndedError, NotPendingError
 from halfway.protocol.ids import AHEAD_MS
 from halfway.protocol.policy import (
     JITTER,
     Check,
-    CheckPolicy,
     Decision,
-    OnExhausted,
     Park,
-    PolicyOverrides,
     ReAnchor,
     RollBack,
     Wait,
@@ -25,28 +24,21 @@ from halfway.protocol.policy import (
     next_look_at,
     reanchor_distance,
 )
+from halfway.protocol.records import CheckPolicy, Half, OnExhausted, PolicyOverrides
 from halfway.protocol.transactions import TRANSITIONS, Action, State, conflict
 
 FAR = 1_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    offset: int = 100
-    since: int = 1_000_000
-    checks: int = 0
-    checked_at: int | None = None
-    attempts: int = 0
-    check_after_ms: int | None = None
-    commit_verdict: bool = False
-    checked_here: bool = True
-    offered_at: int | None = None
-    offered_since: int | None = None
+def pending(**fields: Any) -> Pending:
+    """Return a transaction that this owner has asked about, prepared at 1000 s."""
+    half = Half(id="one", group="shop", messages=(), prepared_at=1_000_000, since=1_000_000, fingerprint=b"")
+    return replace(Pending.of(100, half), **{"checked_here": True, **fields})
 
 
 def decide_at(
     policy: CheckPolicy,
-    facts: Facts,
+    facts: Pending,
     now: int,
     *,
     end_offset: int = 200,
@@ -72,12 +64,12 @@ policies = st.builds(
 
 
 @st.composite
-def facts_of(draw: st.DrawFn) -> Facts:
+def facts_of(draw: st.DrawFn) -> Pending:
     since = draw(st.integers(0, 2_000_000))
     attempts = draw(st.integers(0, 60))
     offers = draw(st.none() | st.tuples(st.integers(0, 200_000_000), st.integers(0, 200_000_000)))
     first, last = (None, None) if offers is None else (min(offers), max(offers))
-    return Facts(
+    return pending(
         since=since,
         attempts=attempts,
         checks=draw(st.integers(0, attempts)),
@@ -96,7 +88,7 @@ moments = st.integers(0, 200_000_000)
 
 @given(policies, facts_of(), moments, jitters)
 def test_nothing_is_asked_before_the_first_check_is_due(
-    policy: CheckPolicy, facts: Facts, after: int, jitter: float
+    policy: CheckPolicy, facts: Pending, after: int, jitter: float
 ) -> None:
     first = policy.first_check_after_s * 1000 if facts.check_after_ms is None else facts.check_after_ms
     fresh = replace(facts, attempts=0, checks=0, checked_at=None)
@@ -118,7 +110,7 @@ def test_nothing_is_asked_before_the_first_check_is_due(
         max_age_s=1,
         on_exhausted=OnExhausted.ROLLBACK,
     ),
-    Facts(
+    pending(
         offset=0,
         since=1,
         attempts=1,
@@ -132,7 +124,7 @@ def test_nothing_is_asked_before_the_first_check_is_due(
     0.0,
 )
 def test_what_it_decides_fits_the_time_and_the_counts(
-    policy: CheckPolicy, facts: Facts, after: int, jitter: float
+    policy: CheckPolicy, facts: Pending, after: int, jitter: float
 ) -> None:
     now = facts.since + after
     too_old = after >= round(policy.max_age_s * 1000)
@@ -175,7 +167,9 @@ def test_what_it_decides_fits_the_time_and_the_counts(
 
 
 @given(policies, facts_of(), moments, jitters)
-def test_a_verdict_to_commit_is_never_rolled_back(policy: CheckPolicy, facts: Facts, after: int, jitter: float) -> None:
+def test_a_verdict_to_commit_is_never_rolled_back(
+    policy: CheckPolicy, facts: Pending, after: int, jitter: float
+) -> None:
     decision = decide_at(policy, replace(facts, commit_verdict=True), facts.since + after, jitter=jitter)
     assert not isinstance(decision, RollBack)
     if isinstance(decision, Park):
@@ -183,7 +177,7 @@ def test_a_verdict_to_commit_is_never_rolled_back(policy: CheckPolicy, facts: Fa
 
 
 @given(policies, facts_of(), jitters)
-def test_the_back_off_doubles_up_to_its_cap(policy: CheckPolicy, facts: Facts, jitter: float) -> None:
+def test_the_back_off_doubles_up_to_its_cap(policy: CheckPolicy, facts: Pending, jitter: float) -> None:
     checked_at = facts.since
     delays = [
         next_check_at(policy, replace(facts, attempts=attempts, checked_at=checked_at), jitter=jitter) - checked_at
@@ -196,14 +190,14 @@ def test_the_back_off_doubles_up_to_its_cap(policy: CheckPolicy, facts: Facts, j
 
 
 @given(policies, facts_of(), jitters, jitters)
-def test_more_jitter_is_never_earlier(policy: CheckPolicy, facts: Facts, one: float, other: float) -> None:
+def test_more_jitter_is_never_earlier(policy: CheckPolicy, facts: Pending, one: float, other: float) -> None:
     early, late = sorted((one, other))
     assert next_check_at(policy, facts, jitter=early) <= next_check_at(policy, facts, jitter=late)
 
 
 @given(policies, facts_of(), moments, moments, jitters)
 def test_once_given_up_it_stays_given_up(
-    policy: CheckPolicy, facts: Facts, one: int, other: int, jitter: float
+    policy: CheckPolicy, facts: Pending, one: int, other: int, jitter: float
 ) -> None:
     start = facts.since if facts.checked_at is None else facts.checked_at  # by the right clock
     earlier, later = sorted((start + one, start + other))
@@ -213,7 +207,7 @@ def test_once_given_up_it_stays_given_up(
 
 def test_the_default_schedule() -> None:
     """6 s, then 30 s doubling to 300 s, 15 checks, then parked one interval later."""
-    policy, facts, now, asked = CheckPolicy(), Facts(), 1_000_000, []
+    policy, facts, now, asked = CheckPolicy(), pending(), 1_000_000, []
     while isinstance(decision := decide_at(policy, facts, now), Wait | Check):
         if isinstance(decision, Wait):
             now = decision.until
@@ -228,21 +222,21 @@ def test_the_default_schedule() -> None:
 
 def test_attempts_that_sent_nothing_back_off_but_do_not_exhaust() -> None:
     policy = CheckPolicy(max_checks=2)
-    facts = Facts(attempts=50, checks=0, checked_at=1_000_000)
+    facts = pending(attempts=50, checks=0, checked_at=1_000_000)
     assert next_check_at(policy, facts, jitter=0.5) == 1_300_000
     assert decide_at(policy, facts, 1_300_000) == Check()
 
 
 def test_a_transactions_own_first_check_goes_before_the_groups() -> None:
-    assert next_check_at(CheckPolicy(), Facts(check_after_ms=90_000), jitter=0.9) == 1_090_000
+    assert next_check_at(CheckPolicy(), pending(check_after_ms=90_000), jitter=0.9) == 1_090_000
 
 
 @pytest.mark.parametrize("chosen", OnExhausted)
 def test_after_an_outage_longer_than_the_largest_age_a_check_is_sent(chosen: OnExhausted) -> None:
     """Then every pending transaction is old, and nobody was asked. It is tried for `max_interval_s`."""
     policy = CheckPolicy(max_age_s=100, on_exhausted=chosen)
-    assert decide_at(policy, Facts(checked_here=False), 2_000_000) == Check(afresh=True)
-    tried = Facts(attempts=1, checked_at=2_000_000, checked_here=False, offered_at=2_000_000, offered_since=2_000_000)
+    assert decide_at(policy, pending(checked_here=False), 2_000_000) == Check(afresh=True)
+    tried = pending(attempts=1, checked_at=2_000_000, checked_here=False, offered_at=2_000_000, offered_since=2_000_000)
     assert decide_at(policy, tried, 2_000_000) == Wait(until=2_030_000)
     assert decide_at(policy, tried, 2_030_000) == Check()
     reason = "older than max_age_s 100"
@@ -257,9 +251,9 @@ def test_after_an_outage_longer_than_the_largest_age_a_check_is_sent(chosen: OnE
 
 def test_the_largest_age_gives_up_what_was_asked_or_could_not_be_reached() -> None:
     policy = CheckPolicy(max_age_s=100, on_exhausted=OnExhausted.ROLLBACK)
-    asked = Facts(attempts=1, checks=1, checked_at=1_080_000, offered_at=1_080_000, offered_since=1_080_000)
+    asked = pending(attempts=1, checks=1, checked_at=1_080_000, offered_at=1_080_000, offered_since=1_080_000)
     assert decide_at(policy, asked, 1_100_000) == RollBack(reason="older than max_age_s 100")
-    unreachable = Facts(
+    unreachable = pending(
         attempts=9, checked_at=1_090_000, checked_here=False, offered_at=1_090_000, offered_since=1_006_000
     )
     assert decide_at(CheckPolicy(max_age_s=100), unreachable, 1_100_000) == Park(reason="older than max_age_s 100")
@@ -269,7 +263,7 @@ def test_the_largest_age_gives_up_what_was_asked_or_could_not_be_reached() -> No
 def test_a_check_that_was_missed_is_sent_before_it_gives_up(offered_at: int | None) -> None:
     """The process stood still: the check that was due at 40 s was not even tried, and the age has come."""
     policy = CheckPolicy(max_age_s=100, on_exhausted=OnExhausted.ROLLBACK)
-    facts = Facts(attempts=1, checks=1, checked_at=1_010_000, offered_at=offered_at, offered_since=1_006_000)
+    facts = pending(attempts=1, checks=1, checked_at=1_010_000, offered_at=offered_at, offered_since=1_006_000)
     tried = offered_at == 1_040_000
     assert decide_at(policy, facts, 1_100_000) == (
         RollBack(reason="older than max_age_s 100") if tried else Check(afresh=True)
@@ -285,14 +279,16 @@ def test_a_check_that_was_missed_is_sent_before_it_gives_up(offered_at: int | No
 @pytest.mark.parametrize("policy", [CheckPolicy(max_age_s=100), CheckPolicy(max_checks=1)])
 def test_nothing_is_given_up_while_the_last_check_may_be_answered(policy: CheckPolicy) -> None:
     """By age as by number: a check that was just leased keeps its lease."""
-    facts = Facts(attempts=1, checks=1, checked_at=1_099_000)
+    facts = pending(attempts=1, checks=1, checked_at=1_099_000)
     assert decide_at(policy, facts, 1_139_999, answer_by=1_140_000) == Wait(until=1_140_000)
     assert isinstance(decide_at(policy, facts, 1_140_000, answer_by=1_140_000), Park)
 
 
 @pytest.mark.parametrize("behind, decision", [(1000, Wait(until=1_006_000)), (1001, ReAnchor())])
 def test_what_lies_far_behind_the_end_is_written_again(behind: int, decision: Decision) -> None:
-    assert decide_at(CheckPolicy(), Facts(offset=5), 1_000_001, end_offset=5 + behind, reanchor_after=1000) == decision
+    assert (
+        decide_at(CheckPolicy(), pending(offset=5), 1_000_001, end_offset=5 + behind, reanchor_after=1000) == decision
+    )
 
 
 def test_what_is_pending_may_lie_further_behind_the_more_of_it_there_is() -> None:
@@ -309,12 +305,12 @@ def test_a_group_chooses_parts_of_the_policy() -> None:
 @pytest.mark.parametrize("ahead_ms, decision", [(60_000, Wait(until=1_006_000)), (60_001, Check())])
 def test_what_a_clock_far_ahead_has_written_is_asked_about_now(ahead_ms: int, decision: Decision) -> None:
     """Clocks may differ by a minute. A wait for a time hours ahead would leave the transaction pending for as long."""
-    assert decide_at(CheckPolicy(), Facts(), 1_000_000 - ahead_ms) == decision
+    assert decide_at(CheckPolicy(), pending(), 1_000_000 - ahead_ms) == decision
 
 
 def test_a_check_noted_by_a_clock_far_ahead_is_followed_by_the_next_one_now() -> None:
     """When the right clock has recorded that, the intervals between checks apply again."""
-    facts = Facts(attempts=1, checks=1, checked_at=5_000_000)
+    facts = pending(attempts=1, checks=1, checked_at=5_000_000)
     assert decide_at(CheckPolicy(), facts, 1_000_000) == Check()
     assert decide_at(CheckPolicy(max_checks=1), facts, 1_000_000) == Park(
         reason="no verdict after 1 checks (max_checks 1)"

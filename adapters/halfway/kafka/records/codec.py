@@ -16,19 +16,21 @@ import msgspec
 
 from halfway import schemas
 from halfway.protocol.keys import Key
-from halfway.protocol.policy import Count, LimitOverrides, Rate
 from halfway.protocol.records import (
     NO_BARRIER,
     AuditEvent,
     Barrier,
+    Count,
     Group,
     Half,
+    LimitOverrides,
     Message,
     Op,
     OpKind,
     Origin,
     Owner,
     Parked,
+    Rate,
 )
 from halfway.protocol.transactions import Cause
 from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed, readable

@@ -15,9 +15,8 @@ from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import AuditTrail, Clock
 from halfway.coordinator.requests import EndResult, GroupView
 from halfway.protocol.errors import ForbiddenError, HalfwayError, UnauthenticatedError
-from halfway.protocol.policy import CheckPolicy
 from halfway.protocol.principal import Principal
-from halfway.protocol.records import Audited, AuditEvent, Group
+from halfway.protocol.records import Audited, AuditEvent, CheckPolicy, Group
 
 log = structlog.get_logger(__name__)
 

@@ -25,9 +25,9 @@ from halfway.protocol.errors import (
     OverloadedError,
     UnknownGroupError,
 )
-from halfway.protocol.policy import CheckPolicy, LimitOverrides, is_of_wrong_clock, next_check_at, next_look_at
+from halfway.protocol.policy import is_of_wrong_clock, next_check_at, next_look_at
 from halfway.protocol.principal import Permission, Principal
-from halfway.protocol.records import MAX_TOPICS, CheckMode, Group
+from halfway.protocol.records import MAX_TOPICS, CheckMode, CheckPolicy, Group, LimitOverrides
 
 HOLD_S: Final = 10.0
 """How long a group that is being deleted accepts no prepares: longer than writing and reading the deletion may take."""

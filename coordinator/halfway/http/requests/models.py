@@ -11,8 +11,16 @@ from msgspec import UNSET, Meta, UnsetType
 from halfway.coordinator.requests import LeasedCheck, Moment, TransactionView
 from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.http.responses import GiveWay, with_messages
-from halfway.protocol.policy import MAX_SECONDS, LimitOverrides, PolicyOverrides, Seconds
-from halfway.protocol.records import MAX_REMARK_BYTES, MAX_TOPICS, ShownMessage, shown_message
+from halfway.protocol.records import (
+    MAX_REMARK_BYTES,
+    MAX_SECONDS,
+    MAX_TOPICS,
+    LimitOverrides,
+    PolicyOverrides,
+    Seconds,
+    ShownMessage,
+    shown_message,
+)
 from halfway.protocol.transactions import Cause, Outcome, State
 
 # `$(?!\n)`: Python's `$` alone also matches before a final line feed.

@@ -25,8 +25,7 @@ from halfway.http.requests import models
 from halfway.http.requests.models import Data, TypedData
 from halfway.http.responses import EmptyBodyError, MalformedJsonError, invalid
 from halfway.protocol.ids import canonical
-from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import MAX_REMARK_BYTES, CheckMode, url_refusal
+from halfway.protocol.records import MAX_REMARK_BYTES, CheckMode, PolicyOverrides, url_refusal
 from halfway.protocol.records import Message as Payload
 from halfway.protocol.transactions import Cause
 

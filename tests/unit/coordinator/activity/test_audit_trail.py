@@ -15,9 +15,8 @@ from halfway.protocol.errors import (
     KafkaUnavailableError,
     UnknownTransactionError,
 )
-from halfway.protocol.policy import LimitOverrides, PolicyOverrides
 from halfway.protocol.principal import Principal, PrincipalKind
-from halfway.protocol.records import AuditEvent, CheckMode, Message
+from halfway.protocol.records import AuditEvent, CheckMode, LimitOverrides, Message, PolicyOverrides
 from halfway.protocol.transactions import Cause, Outcome
 from tests.support.service.world import World
 

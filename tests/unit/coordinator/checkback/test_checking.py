@@ -9,8 +9,7 @@ from halfway.coordinator.checkback.dispatcher import HostRateLimits
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import ServiceLimits
 from halfway.protocol.errors import AlreadyEndedError, InvalidRequestError, NotPendingError
-from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import Message, OpKind
+from halfway.protocol.records import Message, OpKind, PolicyOverrides
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import SHARDS, World
 from tests.support.surroundings import unreachable, verdict

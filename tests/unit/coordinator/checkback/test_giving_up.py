@@ -9,8 +9,7 @@ import pytest
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import LeasedCheck, ListQuery, ServiceLimits
 from halfway.protocol.errors import HalfwayError, NotAuthorisedError
-from halfway.protocol.policy import OnExhausted, PolicyOverrides
-from halfway.protocol.records import CheckMode, OpKind
+from halfway.protocol.records import CheckMode, OnExhausted, OpKind, PolicyOverrides
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
 from tests.support.surroundings import unreachable, verdict

@@ -12,8 +12,7 @@ from halfway.client import transaction_id
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import End, EndResult, LeasedCheck, ServiceLimits
 from halfway.protocol.errors import HalfwayError, NotServedError
-from halfway.protocol.policy import OnExhausted, PolicyOverrides
-from halfway.protocol.records import CheckMode, Op, OpKind
+from halfway.protocol.records import CheckMode, OnExhausted, Op, OpKind, PolicyOverrides
 from halfway.protocol.transactions import Cause, Outcome
 from tests.support.service.begun import Begun
 from tests.support.service.world import SHARDS, World

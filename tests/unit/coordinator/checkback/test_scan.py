@@ -8,8 +8,7 @@ from halfway.coordinator.checkback.dispatcher import HostRateLimits
 from halfway.coordinator.ports import Appended
 from halfway.coordinator.requests import GroupSpec, ServiceLimits
 from halfway.protocol.errors import InvalidRequestError, UnknownGroupError
-from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.records import CheckMode, Message, PolicyOverrides
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
 from tests.support.service.world import SHARDS, World

@@ -11,8 +11,7 @@ from halfway.coordinator import prepare_rules as group_limits
 from halfway.coordinator.requests import ServiceLimits
 from halfway.protocol.errors import GroupLimitedError, PreparesRejectedError, RetryableError
 from halfway.protocol.ids import shard_of
-from halfway.protocol.policy import LimitOverrides, PolicyOverrides
-from halfway.protocol.records import Message
+from halfway.protocol.records import LimitOverrides, Message, PolicyOverrides
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
 from tests.support.service.broker import Memory

@@ -15,8 +15,7 @@ from halfway.protocol.errors import (
     OutcomeUnknownError,
     UnknownGroupError,
 )
-from halfway.protocol.policy import LimitOverrides
-from halfway.protocol.records import Foreign, Half, Message
+from halfway.protocol.records import Foreign, Half, LimitOverrides, Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
 from tests.support.replies import once

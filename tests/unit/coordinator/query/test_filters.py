@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 from halfway.coordinator.queries.queries import TailFreshness
 from halfway.coordinator.requests import ListQuery
 from halfway.protocol.errors import KafkaUnavailableError
-from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import Message
+from halfway.protocol.records import Message, PolicyOverrides
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.elapsed_time import WallClock
 from tests.support.ids import named_id

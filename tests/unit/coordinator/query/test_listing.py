@@ -7,7 +7,7 @@ import pytest
 
 from halfway.coordinator.queries import queries as get_and_list
 from halfway.coordinator.requests import ListQuery, Page
-from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import PolicyOverrides
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
 from tests.support.service.world import World

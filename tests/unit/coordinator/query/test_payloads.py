@@ -8,9 +8,8 @@ from halfway.coordinator.access import KeyedAccess
 from halfway.coordinator.requests import GroupSpec, ListQuery, Prepare
 from halfway.protocol.errors import ForbiddenError
 from halfway.protocol.keys import MasterSecret
-from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.principal import Principal, PrincipalKind
-from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.records import CheckMode, Message, PolicyOverrides
 from tests.support.ids import named_id
 from tests.support.service.broker import Memory
 from tests.support.service.world import SHARDS, World

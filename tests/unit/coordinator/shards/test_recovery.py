@@ -9,8 +9,7 @@ import pytest
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import ListQuery, ServiceLimits
 from halfway.protocol.errors import GroupInUseError, OutcomeUnknownError, ShardUnavailableError
-from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import Half, Message, OpKind
+from halfway.protocol.records import Half, Message, OpKind, PolicyOverrides
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.ids import named_id
 from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World

@@ -9,7 +9,7 @@ from halfway.coordinator.cluster import forward as fan_out
 from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards import groups
 from halfway.http.requests.admission import ApiLimits
-from halfway.protocol.policy import LimitOverrides
+from halfway.protocol.records import LimitOverrides
 from tests.support.ids import named_id
 from tests.support.rest.client import SHOP, RestWorld
 from tests.unit.http.conftest import NewWorld

@@ -11,7 +11,7 @@ import pytest
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses import Unsent
-from halfway.protocol.policy import LimitOverrides
+from halfway.protocol.records import LimitOverrides
 from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime

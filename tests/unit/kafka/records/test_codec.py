@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from halfway import schemas
 from halfway.kafka.records import codec
 from halfway.kafka.records.codec import Registry, registry
-from halfway.protocol.policy import LimitOverrides
-from halfway.protocol.records import Group, Half, Message, MessageDigest, Op, OpKind, Origin, Parked
+from halfway.protocol.records import Group, Half, LimitOverrides, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.protocol.transactions import Cause
 from halfway.schemas.single_object import MARKER
 from tests.support.records.samples import HALF, OP, RECORDS
