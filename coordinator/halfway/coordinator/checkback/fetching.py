@@ -61,32 +61,19 @@ class FetchedChecks:
         name: str,
         *,
         at_most: int,
-        wait_s: float,
         principal: Principal,
         is_connected: IsConnected = always,
-        counts: bool = True,
     ) -> list[LeasedCheck]:
-        """Hand out up to `at_most` due checks of a group in pull mode; wait up to `wait_s` for the first.
+        """Hand out up to `at_most` checks of a group in pull mode that are due here now.
 
-        A check that is handed out counts as sent, and is not handed out again before its lease ends. No check is handed
-        out after `is_connected` has returned False. If `counts` is False, it counts only when `settle` says so. Raises
-        HalfwayError: the group does not fetch checks, or the caller may not fetch them, or may no longer.
+        A check counts as sent once `settle` says so, and is not handed out again before its lease ends. No check is
+        handed out after `is_connected` has returned False. Raises HalfwayError: the group does not fetch checks, or the
+        caller may not fetch them.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + wait_s
+        until = asyncio.get_running_loop().time()
         await self.require_pull_group(name, principal, until=until)
         queue = self._checks.queue(name)
-        if not wait_s:
-            latest = until + _HAND_OUT_S
-            return await self._hand_out(queue, at_most, until=latest, is_connected=is_connected, counts=counts)
-        with self.count_poll(name):
-            while True:
-                latest = max(until, loop.time()) + _HAND_OUT_S
-                leased = await self._hand_out(queue, at_most, until=latest, is_connected=is_connected, counts=counts)
-                if leased or self._checks.closed or not is_connected() or loop.time() >= until:
-                    return leased
-                await self.wait_until_due(name, until=min(until, loop.time() + LOOK_EVERY_S))
-                await self.require_pull_group(name, principal, until=until)
+        return await self._hand_out(queue, at_most, until=until + _HAND_OUT_S, is_connected=is_connected)
 
     async def require_pull_group(self, name: str, principal: Principal, *, until: float) -> Group:
         """Return a group in pull mode whose checks the caller may fetch; HalfwayError otherwise.
@@ -132,7 +119,7 @@ class FetchedChecks:
         return bool(queue.due)
 
     async def _hand_out(
-        self, queue: CheckQueue, at_most: int, *, until: float, is_connected: IsConnected, counts: bool
+        self, queue: CheckQueue, at_most: int, *, until: float, is_connected: IsConnected
     ) -> list[LeasedCheck]:
         taken: list[tuple[Shard, Pending]] = []
         size = 0
@@ -152,7 +139,7 @@ class FetchedChecks:
                 queue.add(shard.number, entry.id, first=True)
             return []
         return [
-            self._lease(shard, entry, half, counts=counts)
+            self._lease(shard, entry, half)
             for (shard, entry), half in zip(taken, halves, strict=True)
             if half is not None and self._checks.is_open(shard.number, entry.id)
         ]
@@ -164,13 +151,11 @@ class FetchedChecks:
             entry.last_error = f"{error.code}: {error.detail}"
             return None
 
-    def _lease(self, shard: Shard, entry: Pending, half: Half, *, counts: bool) -> LeasedCheck:
+    def _lease(self, shard: Shard, entry: Pending, half: Half) -> LeasedCheck:
         lease_until = self._clock.now_ms() + round(self._limits.lease_s * 1000)
         attempt = entry.checks + 1
         entry.leased_check, entry.leased_until = attempt, lease_until
         shard.agenda.put(entry.id, lease_until)
-        if counts:
-            self._count(shard, entry)
         return LeasedCheck(
             check_id=check_id(entry.id, attempt),
             id=entry.id,

@@ -241,14 +241,10 @@ class FanOut:
     async def lease(
         self, group: str, *, at_most: int, wait_s: float, principal: Principal, is_connected: IsConnected = always
     ) -> Sequence[LeasedCheck]:
-        """Hand out due checks of all shards, and wait for the first at any owner.
+        """Hand out due checks of all shards, and wait for the first, here and at any other owner.
 
         The call that waits at other owners hands out nothing, so no check is leased by an answer that is not read.
         """
-        if not self._forwarder.others():
-            return await self._leases.lease(
-                group, at_most=at_most, wait_s=wait_s, principal=principal, is_connected=is_connected
-            )
         until = asyncio.get_running_loop().time() + wait_s
         checks = await self._lease_now(group, at_most, principal, is_connected)
         if checks or not wait_s:
@@ -269,7 +265,7 @@ class FanOut:
         is_taken = False
         try:
             leased[None] = await self._leases.lease(
-                group, at_most=at_most, wait_s=0, principal=principal, is_connected=is_connected, counts=False
+                group, at_most=at_most, principal=principal, is_connected=is_connected
             )
             left = at_most - len(leased[None])
             for owner in self._forwarder.others():
@@ -315,7 +311,9 @@ class FanOut:
                 done, _ = await asyncio.wait(
                     [here, *others], timeout=min(left, LOOK_EVERY_S), return_when=asyncio.FIRST_COMPLETED
                 )
-                if here in done or any(not task.cancelled() and task.result() for task in done):
+                if here in done:
+                    return
+                if any(not task.cancelled() and task.result() for task in done):
                     break
                 await self._leases.require_pull_group(group, principal, until=until)
             await asyncio.sleep(min(_PAUSE_S, max(0.0, until - loop.time())))
@@ -420,9 +418,7 @@ class PeerHandler:
                 until = min(deadline, asyncio.get_running_loop().time() + min(call.wait_s, _LONGEST_WAIT_S))
                 return DueResult(due=await self._leases.wait_until_due(call.group, until=until))
             case LeaseCall():
-                checks = await self._leases.lease(
-                    call.group, at_most=call.at_most, wait_s=0, principal=principal, counts=False
-                )
+                checks = await self._leases.lease(call.group, at_most=call.at_most, principal=principal)
                 self._leases.settle(call.group, call.settled, is_taken=call.taken)
                 return LeaseResult(checks=tuple(checks))
             case GetCall():

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import chain, repeat
 
 import msgspec
 import pytest
@@ -92,7 +93,7 @@ async def test_a_poll_that_nobody_waits_for_takes_no_check(world: World) -> None
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
     prepared = await world.prepare(group="puller")
     await world.scan(after_s=6)
-    looks = iter([True, False])
+    looks = chain([True], repeat(False))
     for is_connected in (lambda: False, lambda: next(looks)):
         assert not await world.coordinator.lease_checks("puller", at_most=10, wait_s=0, is_connected=is_connected)
         assert (await world.get(prepared.id)).checks == 0
