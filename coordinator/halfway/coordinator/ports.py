@@ -148,11 +148,9 @@ class PlacesRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(Protocol):
-    """Reads the records of one transaction from the log, within limits; a limited number at once.
+    """Reads the records of one transaction from the log, within limits.
 
-    Raises:
-        OverloadedError: too many histories are being read.
-        KafkaUnavailableError: they could not be read in time.
+    Raises KafkaUnavailableError: they could not be read in time.
     """
 
     async def ops(self, shard: int, transaction_id: str, *, starts: Sequence[int], deadline: float) -> OpsRead:

@@ -21,15 +21,12 @@ from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.threads import Loop, answer_all
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import headers_of, note_skipped, op_in
-from halfway.protocol.errors import KafkaUnavailableError, OverloadedError
+from halfway.protocol.errors import KafkaUnavailableError
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 2
-"""The most histories that are read at once."""
-MAX_WAITING: Final = 32
 MAX_RECORDS: Final = 100_000
 """The most records that are read of op, from each of the known times."""
 MAX_TOPIC_RECORDS: Final = 50_000
@@ -44,12 +41,10 @@ _REFUSED: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHO
 
 
 class KafkaHistory:
-    """Each read uses a consumer and a thread of its own. A few run at once, and the others wait."""
+    """Each read uses a consumer and a thread of its own."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
-        self._places = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
 
     async def ops(self, shard: int, transaction_id: str, *, starts: Sequence[int], deadline: float) -> OpsRead:
         """Read the op markers of an id; the port lists the errors."""
@@ -60,20 +55,15 @@ class KafkaHistory:
         return await self._read(lambda until: self._find_messages(transaction_id, topics, at_ms, until), deadline)
 
     async def _read(self, work: Callable[[float], T], deadline: float) -> T:
-        if self._waiting >= MAX_WAITING:
-            raise OverloadedError(f"{self._waiting} histories are being read already: try again later")
-        loop = asyncio.get_running_loop()
-        self._waiting += 1
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        until = time.monotonic() + min(_MAX_READ_S, left / 2)
         try:
-            async with asyncio.timeout_at(deadline), self._places:
-                until = time.monotonic() + min(_MAX_READ_S, max(0.0, deadline - loop.time()) / 2)
+            async with asyncio.timeout_at(deadline):
                 return await asyncio.to_thread(work, until)
         except TimeoutError:
             raise KafkaUnavailableError("the history could not be read in time: try again") from None
         except KafkaException as exception:
             raise KafkaUnavailableError(f"the history could not be read: {exception.args[0].str()}") from exception
-        finally:
-            self._waiting -= 1
 
     # --- on a thread
 

@@ -394,7 +394,8 @@ class TailFreshness:
 
 
 MAX_EVENTS: Final = 500
-_MAX_WAITING_OF_ONE_GROUP: Final = 16
+_MAX_WAITING: Final = 16
+"""Histories that may wait for operators, or for one group."""
 _EVENTS: Final = {
     OpKind.COMMITTED: "committed",
     OpKind.ROLLED_BACK: "rolled_back",
@@ -417,33 +418,29 @@ class Histories:
     def __init__(self, shards: ShardTable, history: History) -> None:
         self._shards = shards
         self._history = history
-        self._group_places = Places(1)
+        self._operator_places, self._group_places = Places(1), Places(1)
 
     async def read(
         self, transaction_id: str, known: TransactionView | None, *, deadline: float, principal: Principal
     ) -> HistoryView | None:
         """Return the history of a transaction: of one that is known, or what op still has of one that is forgotten.
 
-        None if op has nothing either that the caller may read. Histories for callers with groups' keys are read one at
-        a time, the groups in turn: only few are read at once, and operators need a place.
+        None if op has nothing either that the caller may read. One is read at a time for callers with groups' keys, the
+        groups in turn, and one for operators: each takes a consumer and a thread.
 
         Raises:
             OverloadedError: too many histories are being read.
             KafkaUnavailableError: op could not be read in time.
         """
-        if principal.group is None:
-            return await self._read(transaction_id, known, deadline, None)
-        waiting = self._group_places.waiting_of(principal.group)
-        if waiting >= _MAX_WAITING_OF_ONE_GROUP:
-            raise OverloadedError(f"{waiting} histories wait to be read for this group: try again later")
+        group = principal.group
+        places = self._operator_places if group is None else self._group_places
+        if (waiting := places.waiting_of(group)) >= _MAX_WAITING:
+            raise OverloadedError(f"{waiting} histories wait to be read already: try again later")
         try:
-            await self._group_places.enter(principal.group, until=deadline)
+            async with places.place(group, until=deadline):
+                return await self._read(transaction_id, known, deadline, group)
         except TimeoutError:
-            raise OverloadedError("other histories are being read for groups: try again later") from None
-        try:
-            return await self._read(transaction_id, known, deadline, principal.group)
-        finally:
-            self._group_places.leave()
+            raise OverloadedError("other histories are being read: try again later") from None
 
     async def _read(
         self, transaction_id: str, known: TransactionView | None, deadline: float, of_group: str | None
