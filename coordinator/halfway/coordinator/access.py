@@ -7,7 +7,6 @@ Keys count only while this instance reads their records: without new ones it wou
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -15,9 +14,7 @@ from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
-import structlog
 
-from halfway.coordinator.logging import Instant
 from halfway.coordinator.ports import Authority, Clock, KeyStore
 from halfway.protocol.errors import (
     ForbiddenError,
@@ -79,6 +76,8 @@ class OpenAccess:
         return permission not in ALWAYS_KEYED or self._keyed.may(principal, permission, group)
 
 
+REFUSED_S: Final = 30.0
+"""If the keys were last read to their end so long ago, none is accepted except the first operator's."""
 _PAYLOAD_PERMISSIONS: Final = (Permission.READ_PAYLOADS, Permission.FETCH_CHECKS)
 
 
@@ -94,15 +93,15 @@ class KeyedAccess:
         first_operator: str | None = None,
         hide_payloads: bool = False,
         count_refusal: Callable[[str], None] = lambda _: None,
-        require_fresh_keys: Callable[[], None] = lambda: None,
+        keys_age_s: Callable[[], float] = float,
     ) -> None:
         """Take the keys of the log, and the master secrets that may have made their hashes.
 
         `first_operator` is the text of a key that is always valid. With `hide_payloads` operators read no payloads.
-        `count_refusal` counts a refusal by its reason. `require_fresh_keys` raises a HalfwayError if this instance may
-        have missed revocations.
+        `count_refusal` counts a refusal by its reason. `keys_age_s` returns for how long at most this instance may have
+        missed a revocation.
         """
-        self._require_fresh_keys = require_fresh_keys
+        self._keys_age_s = keys_age_s
         self._table = table
         self._secrets = secrets
         self._clock = clock
@@ -196,6 +195,13 @@ class KeyedAccess:
             self._sealed = {name: sealed for name, sealed in self._sealed.items() if name in self._fixed}
         sealed = self._sealed[key.id] = key, key.principal
         return sealed
+
+    def _require_fresh_keys(self) -> None:
+        if (age_s := self._keys_age_s()) > REFUSED_S:
+            raise KafkaUnavailableError(
+                f"this instance could not read for {age_s:.0f} s which keys were revoked, and accepts no key now: "
+                "try again, or call another instance"
+            )
 
     def _unauthenticated(self, reason: Refusal, detail: str) -> UnauthenticatedError:
         self._count_refusal(reason)
@@ -432,70 +438,3 @@ class Keys:
         for key in self._keys_of(spec):
             if key.expires_at is not None and key.expires_at < now - EXPIRED_KEPT_MS:
                 await self._store.delete(key.id, deadline=deadline)
-
-
-log = structlog.get_logger(__name__)
-
-NOT_READY_S: Final = 5.0
-"""An instance that has not read the keys to the end of their topic for this long is not ready."""
-REFUSED_S: Final = 30.0
-"""After this long it accepts no key except the first operator's."""
-_EVERY_S: Final = 1.0
-_WITHIN_S: Final = 5.0
-
-
-class KeyFreshness:
-    """Reads the keys to the end of their topic at a fixed interval, and tracks when it last succeeded."""
-
-    def __init__(
-        self,
-        store: KeyStore,
-        *,
-        not_ready_s: float = NOT_READY_S,
-        refused_s: float = REFUSED_S,
-        every_s: float = _EVERY_S,
-    ) -> None:
-        """Take the store, whose keys were just read. Nothing is read before `watch`."""
-        self._store = store
-        self._not_ready_s = not_ready_s
-        self._refused_s = refused_s
-        self._every_s = every_s
-        self._read_at = Instant.now()
-        self._warned = False
-
-    @property
-    def age_s(self) -> float:
-        """The longest time for which this instance may have missed a revocation."""
-        return max(0.0, self._read_at.age_s)
-
-    @property
-    def is_late(self) -> bool:
-        """Return whether this instance should get no requests."""
-        return self.age_s > self._not_ready_s
-
-    def require_fresh(self) -> None:
-        """Raise KafkaUnavailableError if the keys were read too long ago to accept any of them."""
-        age_s = self.age_s
-        if age_s > self._refused_s:
-            raise KafkaUnavailableError(
-                f"this instance could not read for {age_s:.0f} s which keys were revoked, and accepts no key now: "
-                "try again, or call another instance"
-            )
-
-    async def watch(self) -> None:
-        """Read at a fixed interval. Log once if that fails for long, and once when it succeeds again."""
-        loop = asyncio.get_running_loop()
-        while True:
-            started = Instant.now()
-            try:
-                await self._store.refresh(deadline=loop.time() + _WITHIN_S)
-            except KafkaUnavailableError as error:
-                if self.is_late and not self._warned:
-                    self._warned = True
-                    log.warning("keys_not_current", refused_after_s=self._refused_s, error=error.detail)
-            else:
-                self._read_at = started
-                if self._warned:
-                    self._warned = False
-                    log.info("keys_current_again")
-            await asyncio.sleep(self._every_s)

@@ -10,7 +10,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import structlog
@@ -36,7 +35,7 @@ _LEAST_GAP_S: Final = 2.0
 _CONFIRMATIONS: Final = 4
 """How often the table is confirmed in the time after which it would be read anew."""
 _CONFIRM_S: Final = 5.0
-"""The longest pause between two confirmations, and the time that one may take."""
+"""The time that a confirmation may take."""
 _STILL_S: Final = 10.0
 """How long a consumer may read nothing although Kafka has more; then a new consumer begins."""
 
@@ -120,6 +119,9 @@ class CompactedTable(Follower, Generic[T]):
     `refresh` does not return. It is also read anew if its consumer stands still although Kafka has given a later end.
     """
 
+    confirmed_every_s: ClassVar[float] = 5.0
+    """The longest pause between two confirmations."""
+
     def __init__(self, config: KafkaConfig, kind: str, observer: Observer, /, **overrides: Any) -> None:
         """Keep the configuration; nothing connects before `start`. `overrides` are more properties of the consumer."""
         super().__init__(config, config.topic(kind), 1, f"halfway-{kind}-tail", **overrides)
@@ -130,8 +132,8 @@ class CompactedTable(Follower, Generic[T]):
         self._end = (0, time.monotonic())
         """The last end that Kafka gave, and when it was new."""
         self._waiters: dict[asyncio.Future[None], int] = {}
-        self._names: set[str] = set()
-        """The names with a value."""
+        self._values: dict[str, T] = {}
+        """What the topic contains, by name."""
         self._gap_s = max(config.outcome_horizon_s, _LEAST_GAP_S)
         self._confirmed = Instant.now()
         """What was written before this moment is read."""
@@ -153,9 +155,8 @@ class CompactedTable(Follower, Generic[T]):
         Called on the reading thread.
         """
 
-    @abstractmethod
     def _changed(self, name: str, value: T | None) -> None:
-        """Apply a record; called on the event loop."""
+        """Take a value, None if it was removed; called on the event loop."""
 
     @property
     def age_s(self) -> float:
@@ -205,13 +206,17 @@ class CompactedTable(Follower, Generic[T]):
 
     async def _confirm(self) -> None:
         """Confirm the table at an interval, unless calls do."""
-        every_s = min(_CONFIRM_S, self._gap_s / _CONFIRMATIONS)
+        every_s = min(self.confirmed_every_s, self._gap_s / _CONFIRMATIONS)
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(every_s)
             if self._confirmed.age_s >= every_s:
-                with suppress(KafkaUnavailableError):  # it is logged when the table is read anew
+                try:
                     await self.refresh(deadline=loop.time() + _CONFIRM_S)
+                except KafkaUnavailableError:
+                    pass  # `age_s` shows it, and it is logged when the table is read anew
+                except Exception:  # whatever it is, the next confirmation may succeed
+                    log.exception("table_not_confirmed", topic=self._topic)
 
     async def _read_up_to(self, position: int, deadline: float) -> None:
         if self._position >= position:
@@ -240,19 +245,20 @@ class CompactedTable(Follower, Generic[T]):
     def _swap(self, anew: _Anew[T], position: int) -> None:
         """Take over what the topic contained from its beginning to `position`."""
         values = dict(anew.changes)
-        for name in [name for name in self._names if values.get(name) is None]:
-            self._names.discard(name)
-            self._changed(name, None)
+        gone = [(name, None) for name in self._values if values.get(name) is None]
         self._confirmed, self._position, self._swap_due = anew.begun, 0, False
-        self._apply(anew.changes, position)
-        log.info("table_swapped", topic=self._topic, entries=len(self._names))
+        self._apply([*gone, *anew.changes], position)
+        log.info("table_swapped", topic=self._topic, entries=len(self._values))
         for future in self._swap_waiters:
             if not future.done():
                 future.set_result(None)
 
     def _apply(self, changes: Sequence[tuple[str, T | None]], position: int) -> None:
         for name, value in changes:
-            (self._names.discard if value is None else self._names.add)(name)
+            if value is None:
+                self._values.pop(name, None)
+            else:
+                self._values[name] = value
             self._changed(name, value)
         self._position = max(self._position, position)
         for future, target in self._waiters.items():

@@ -207,7 +207,6 @@ class KafkaGroups(CompactedTable[Group]):
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
         super().__init__(config, "groups", observer, **{"fetch.wait.max.ms": _FETCH_MS})
-        self._groups: dict[str, Group] = {}
         self._exclusive = ExclusiveWriter(config, self._topic, "groups")
         self._waiting: list[_Change] = []
         self._changing: asyncio.Task[None] | None = None
@@ -216,10 +215,10 @@ class KafkaGroups(CompactedTable[Group]):
         """The changes of a group run one after the other, so that a busy group does not delay the others."""
 
     def get(self, name: str) -> Group | None:
-        return self._groups.get(name)
+        return self._values.get(name)
 
     def all(self) -> Sequence[Group]:
-        return [self._groups[name] for name in sorted(self._groups)]
+        return [self._values[name] for name in sorted(self._values)]
 
     async def stop(self) -> None:
         """End the threads; waiting changes are not made."""
@@ -303,17 +302,12 @@ class KafkaGroups(CompactedTable[Group]):
     def _decode(self, message: Message) -> tuple[str, Group | None]:
         return group_in(message)
 
-    def _changed(self, name: str, value: Group | None) -> None:
-        if value is None:
-            self._groups.pop(name, None)
-        else:
-            self._groups[name] = value
-
 
 class KafkaKeys(CompactedTable[Key]):
     """The keys by public id. A record contains a keyed hash, never the key itself."""
 
     not_read_event = "keys_not_read"
+    confirmed_every_s = 1.0  # until then a revoked key may be accepted
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
         super().__init__(config, "keys", observer)

@@ -18,7 +18,7 @@ from halfway.app.serve.process import supervised
 from halfway.app.serve.scheduler import ScanScheduler, SystemClock
 from halfway.app.settings import Settings
 from halfway.checks import Destinations, HttpCheckCaller
-from halfway.coordinator.access import KeyedAccess, KeyFreshness, Keys, OpenAccess
+from halfway.coordinator.access import KeyedAccess, Keys, OpenAccess
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.ports import Authority, Clock, Observer, OwnerHint, Owners
 from halfway.coordinator.queries.activity import Activity
@@ -183,6 +183,7 @@ _OTHERS_CHECK_S: Final = 1.0
 STOP_S: Final = 20.0
 """The limit of a stop after the drain. With the default drain and a margin it fits into the usual grace of 30 s."""
 _OTHERS_WARN_AGAIN_S: Final = 600.0
+_KEYS_LATE_S: Final = 5.0
 WARNINGS: Final = ("kafka", "topics", "log", "keys", "tail", "event_loop")
 """The checks that can warn."""
 _AUTHORIZATION_ERRORS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
@@ -206,7 +207,7 @@ class Backend:
         tail: TailFreshness,
         *,
         prefix: str,
-        keys: KeyFreshness | None = None,
+        keys: KafkaKeys | None = None,
         kafka_age_s: Callable[[], float] = float,
     ) -> None:
         """Store the parts that the health port needs. `keys` is None if callers need no keys.
@@ -240,7 +241,7 @@ class Backend:
         found += [HealthWarning(check="topics", detail=problem) for problem in self.unsafe]
         shards = self.coordinator.shards
         found += [HealthWarning(check="log", detail=detail) for detail in shards.losses.warnings(shards.unwritten)]
-        if self.keys is not None and self.keys.is_late:
+        if self.keys is not None and self.keys.age_s > _KEYS_LATE_S:
             detail = f"this instance has not been able to read revocations of keys for {self.keys.age_s:.0f} s"
             found.append(HealthWarning(check="keys", detail=detail))
         if self.tail.is_late:
@@ -322,7 +323,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
         await wait_for_topics(topics, config.properties["bootstrap.servers"])
 
         groups = await _read(stack, lambda: KafkaGroups(config, observer))
-        authority, keys, freshness = await _access(stack, settings, config, observer, clock)
+        authority, keys, key_store = await _access(stack, settings, config, observer, clock)
         half_log = KafkaHalfLog(config, observer)
         stack.push_async_callback(half_log.stop)
         await half_log.start()
@@ -380,7 +381,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
             kafka_age_s,
         )
         parts = coordinator, status, topics, readiness, tail
-        backend = Backend(*parts, prefix=config.prefix, keys=freshness, kafka_age_s=kafka_age_s)
+        backend = Backend(*parts, prefix=config.prefix, keys=key_store, kafka_age_s=kafka_age_s)
 
         async def leave() -> None:
             await coordinator.drain()
@@ -430,8 +431,8 @@ async def _warn_of_others(backend: Backend, owners: Owners) -> None:
 
 async def _access(
     stack: AsyncExitStack, settings: Settings, config: KafkaConfig, observer: Observer, clock: Clock
-) -> tuple[Authority, Keys | None, KeyFreshness | None]:
-    """Return the authority over callers, and with a master secret also the service for keys and their freshness."""
+) -> tuple[Authority, Keys | None, KafkaKeys | None]:
+    """Return the authority over callers, with a master secret the service for keys, and if they are needed the keys."""
     if not settings.access_control:
         log.warning("open_access", reason="everybody who can reach the API may do everything")
     if not settings.master_secrets:
@@ -439,9 +440,6 @@ async def _access(
     store = await _read(stack, lambda: KafkaKeys(config, observer))
     secrets = [MasterSecret(master) for master in settings.master_secrets]
     operator_key = None if settings.operator_key is None else settings.operator_key.get_secret_value()
-    freshness = KeyFreshness(store)
-    watch_task = supervised(freshness.watch())
-    stack.callback(watch_task.cancel)
     keyed = KeyedAccess(
         store.table,
         secrets,
@@ -449,13 +447,13 @@ async def _access(
         first_operator=operator_key,
         hide_payloads=settings.hide_payloads_from_operators,
         count_refusal=observer.refused_caller,
-        require_fresh_keys=freshness.require_fresh,
+        keys_age_s=lambda: store.age_s,
     )
     if operator_key is None and not any(key.kind is PrincipalKind.OPERATOR for key in store.table.all()):
         log.warning("no_operator", remedy="set HALFWAY_OPERATOR_KEY to the output of halfway keys generate")
     authority = keyed if settings.access_control else OpenAccess(keyed)
     keys = Keys(authority, store, secrets[0], clock, previous=secrets[1:])
-    return authority, keys, freshness if settings.access_control else None
+    return authority, keys, store if settings.access_control else None
 
 
 async def _read(stack: AsyncExitStack, new_table: Callable[[], Table]) -> Table:

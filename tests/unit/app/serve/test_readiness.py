@@ -11,7 +11,6 @@ from halfway.app.metrics import LoopPauses
 from halfway.app.serve import backend as readiness
 from halfway.app.serve.app import Stage
 from halfway.app.serve.backend import WARNINGS, Backend, Readiness
-from halfway.coordinator.access import KeyFreshness
 from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.queries.queries import TailFreshness
 from halfway.coordinator.shards.shard import Losses
@@ -147,19 +146,19 @@ def test_an_instance_that_serves_nothing_and_does_not_learn_who_does_is_not_read
     assert instance.readiness.reason() is None
 
 
-def backend(keys: KeyFreshness | None = None, *, late_s: float = 30) -> Backend:
+def backend(keys_age_s: float | None = None, *, late_s: float = 30) -> Backend:
     nothing = cast("Any", None)
     tail = TailFreshness(nothing, nothing, late_s=late_s)
     coordinator = cast("Any", SimpleNamespace(shards=SimpleNamespace(losses=Losses(), unwritten=0)))
+    keys = cast("Any", None if keys_age_s is None else SimpleNamespace(age_s=keys_age_s))
     return Backend(coordinator, nothing, nothing, nothing, tail, prefix="_halfway.", keys=keys)
 
 
 async def test_what_all_instances_can_meet_at_once_is_a_warning() -> None:
     """A changed setting of an internal topic, keys that cannot be read, and a tail that cannot."""
     nothing = cast("Any", None)
-    old, fresh = KeyFreshness(nothing, not_ready_s=-1), KeyFreshness(nothing)
-    assert backend(fresh).warnings() == []
-    unsafe = backend(old)
+    assert backend(1.0).warnings() == []
+    unsafe = backend(6.0)
     unsafe.unsafe = ("topic '_halfway.half': cleanup.policy is 'delete'",)
     topics, keys = unsafe.warnings()
     assert (topics.check, topics.detail) == ("topics", unsafe.unsafe[0])

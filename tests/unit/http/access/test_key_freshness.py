@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from halfway.coordinator.access import KeyedAccess, KeyFreshness
+from halfway.coordinator.access import REFUSED_S, KeyedAccess
 from halfway.protocol.errors import KafkaUnavailableError
 from halfway.protocol.principal import Permission, PrincipalKind
 from tests.support.elapsed_time import WallClock
@@ -20,30 +20,21 @@ async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(bot
     """
     memory = both.here.memory
     with WallClock() as clock:
-        current = KeyFreshness(memory.keys, not_ready_s=100, refused_s=1000, every_s=0.01)
-        authority = KeyedAccess(
-            memory.keys.table, [SECRET], memory.clock, first_operator=FIRST, require_fresh_keys=current.require_fresh
-        )
+        keys = memory.keys
+        authority = KeyedAccess(keys.table, [SECRET], memory.clock, first_operator=FIRST, keys_age_s=lambda: keys.age_s)
         key = both.tokens["shop"]
-        watching = asyncio.create_task(current.watch())
-        try:
-            shop = authority.authenticate(key)
-            memory.faults.unavailable = True
-            clock.advance(200)
-            await until_true(lambda: current.is_late)
-            assert authority.authenticate(key) == shop
-            clock.advance(1000)
-            await until_true(lambda: refuses(authority, key))
-            with pytest.raises(KafkaUnavailableError):
-                authority.require(shop, Permission.PREPARE, "shop")
-            operator = authority.authenticate(FIRST)
-            authority.require(operator, Permission.PREPARE, "shop")
-            memory.faults.unavailable = False
-            await until_true(lambda: not current.is_late)
-            assert authority.authenticate(key) == shop
+        shop = authority.authenticate(key)
+        memory.faults.unavailable = True
+        clock.advance(REFUSED_S + 1)
+        await until_true(lambda: refuses(authority, key))
+        with pytest.raises(KafkaUnavailableError):
             authority.require(shop, Permission.PREPARE, "shop")
-        finally:
-            watching.cancel()
+        operator = authority.authenticate(FIRST)
+        authority.require(operator, Permission.PREPARE, "shop")
+        memory.faults.unavailable = False
+        await until_true(lambda: not refuses(authority, key))
+        assert authority.authenticate(key) == shop
+        authority.require(shop, Permission.PREPARE, "shop")
 
 
 def refuses(authority: KeyedAccess, key: str | None) -> bool:
