@@ -146,7 +146,8 @@ async def test_eight_workers_of_gunicorn_take_a_new_release_while_orders_come(
     """Each makes sure of the table and registers the group at its start; those of the old release work to the end."""
     service: Deployment = deploy(driver)
     port = pick_port()
-    options = ("-w", str(WORKERS), "-b", f"127.0.0.1:{port}", "--timeout", str(round(GENEROUS_S)))
+    # As its configuration, gunicorn imports the service's module once for all workers; each makes its own application.
+    options = ("-c", f"python:{APP}", "-w", str(WORKERS), "-b", f"127.0.0.1:{port}", "-t", str(round(GENEROUS_S)))
     with service.running("gunicorn", *options, f"{APP}:wsgi()") as gunicorn:
         await service.listening(port)
         async with service.placing(port, port):
