@@ -14,6 +14,7 @@ from pathlib import Path
 from halfway.embedded import find_java
 from halfway.embedded.broker import pick_port
 from tests.support.databases.servers import fetch_jar
+from tests.support.pipeline.fixtures import QUICK_JVM
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ROOT / "examples" / "services"
@@ -109,8 +110,7 @@ def _run_java(main: str, dependencies: list[str], *files: Path) -> list[str]:
         classes,
         f"{main} does not compile: it needs a JDK, not only a runtime",
     )
-    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
-    return [java, *options, "-cp", ":".join([str(classes), *jars]), main]
+    return [java, *QUICK_JVM.split(), "-cp", ":".join([str(classes), *jars]), main]
 
 
 def _go() -> list[str]:
