@@ -18,7 +18,7 @@ from halfway.pipeline.commands import running
 from halfway.pipeline.engines.spark_session import prepared
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 # pyspark.testing imports pandas on Spark, which warns where this is not set.
 os.environ.setdefault("PYARROW_IGNORE_TIMEZONE", "1")
@@ -71,6 +71,13 @@ def without_spark() -> dict[str, str]:
 def as_options(conf: Mapping[str, str]) -> list[str]:
     """Return Spark's configuration as the command line takes it."""
     return [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+
+
+def assert_same_rows(found: "DataFrame", wanted: "DataFrame") -> None:
+    """Compare rows in any order, and their types."""
+    from pyspark.testing import assertDataFrameEqual  # it imports pandas, half a second of CPU in each worker
+
+    assertDataFrameEqual(found, wanted)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist must see the mark

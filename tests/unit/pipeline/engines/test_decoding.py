@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.testing import assertDataFrameEqual
 
 from halfway import schemas
 from halfway.kafka.records import codec
@@ -17,6 +16,7 @@ from halfway.pipeline.jobs import reading
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.protocol.transactions import Cause
 from halfway.schemas.single_object import HEADER_BYTES
+from tests.support.pipeline.fixtures import assert_same_rows
 from tests.support.records.samples import AUDIT_EVENT
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_ops_are_decoded_and_what_is_damaged_is_told(spark: "SparkSession") -> N
         "kind string, id string, `group` string, cause string, prepared_at bigint, at bigint, "
         "checks int, size array<bigint>"
     )
-    assertDataFrameEqual(decoded.where("error is null").select(*fields), spark.createDataFrame(wanted, columns))
+    assert_same_rows(decoded.where("error is null").select(*fields), spark.createDataFrame(wanted, columns))
     told = {row["offset"]: row["error"] for row in decoded.where("error is not null").collect()}
     assert told.keys() == {1, 2, 3, 4}
     assert "single-object" in told[1]

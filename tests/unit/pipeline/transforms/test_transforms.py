@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable
-from pyspark.testing import assertDataFrameEqual
 
 from halfway.pipeline.engines.dialect import Once
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import ledger, sweep
+from tests.support.pipeline.fixtures import assert_same_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +42,7 @@ def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
     damaged = (None, None, None, None, None, None, None, None, 1, 9, "EOFError")
     rows = ledger.ledger(SparkEngine(spark), spark.createDataFrame([committed, rolled_back, damaged], DECODED))
     shown = ["id", "outcome", "cause", "latency_ms", "checks", "topics", "messages", "size", "shard"]
-    assertDataFrameEqual(
+    assert_same_rows(
         rows.select(*shown),
         spark.createDataFrame(
             [
@@ -166,7 +166,7 @@ def test_sweep_is_half_minus_op(spark: "SparkSession") -> None:
         spark.createDataFrame(outcomes, "id string, `group` string, at bigint"),
         horizon_ms=HORIZON,
     )
-    assertDataFrameEqual(
+    assert_same_rows(
         open_still,
         spark.createDataFrame(
             [
@@ -199,7 +199,7 @@ def test_sweep_counts_what_is_due_and_overdue_by_group_and_age(spark: "SparkSess
     )
     options = sweep.SweepOptions(due_after_ms=6_000, max_age_ms=2_700_000, horizon_ms=900_000)
     table = sweep.sweep(SparkEngine(spark), open_still, policies, now, options)
-    assertDataFrameEqual(
+    assert_same_rows(
         table.select("group", "age", "pending", "due", "overdue", "oldest_ms"),
         spark.createDataFrame(
             [
