@@ -129,9 +129,7 @@ async def delete(config: KafkaConfig, name: str) -> None:
     """Delete a topic and wait until the broker no longer returns it."""
     admin = admin_of(config)
     admin.delete_topics([name])[name].result(PATIENCE_S)
-    async with asyncio.timeout(PATIENCE_S):
-        while name in existing(config):  # noqa: ASYNC110 - no event reports it
-            await asyncio.sleep(0.1)
+    await until_true(lambda: name not in existing(config))
 
 
 def existing(config: KafkaConfig) -> set[str]:

@@ -61,6 +61,12 @@ class Authority:
         files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden))
         return files
 
+    def server(self, alternatives: str) -> ssl.SSLContext:
+        """Give the context of a server with a certificate for these names."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*self.sign("server", "CN=server", alternatives))
+        return context
+
     def trusted(self, own: tuple[Path, Path] | None = None) -> ssl.SSLContext:
         """Give a client's context that trusts this authority, and shows a certificate if it has one."""
         context = ssl.create_default_context(cafile=self.file)

@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_218,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_638,
+    "lines of tests": 77_606,
     "lines of bench": 3_999,
     "bytes of pages": 204_771,
     "settings": 50,

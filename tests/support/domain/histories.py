@@ -1,8 +1,8 @@
 """Random legal histories of one shard: the writes and reads of an owner, its lane, its tail and former owners."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import msgspec
 from hypothesis import note
@@ -30,20 +30,7 @@ Action = Literal[
     "tail",
 ]
 
-ACTIONS: tuple[Action, ...] = (
-    "prepare",
-    "ambiguous prepare",
-    "foreign prepare",
-    "check",
-    "verdict",
-    "park",
-    "resume",
-    "re-anchor",
-    "commit",
-    "roll back",
-    "correct",
-    "tail",
-)
+ACTIONS: tuple[Action, ...] = get_args(Action)
 GROUP = "shop"
 IDS = ("a", "b", "c")
 CONTENTS = "AB"
@@ -338,7 +325,5 @@ def expected(logs: Logs) -> dict[str, Known]:
 
 
 def _comparable(what: Known) -> Known:
-    from dataclasses import replace
-
     checked_at = what.checked_at if what.state is State.PREPARED else None
     return replace(what, half=None, half_offset=-1, checked_at=checked_at)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import ssl
 from pathlib import Path
 
 import msgspec
@@ -23,7 +22,7 @@ from tests.support.certificates import Authority
 from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
 from tests.support.hostile.key_updates import arriving_below_tls, key_updates, shaken_hands
 from tests.support.loop_time import LoopTime
-from tests.support.waiting import GENEROUS_S
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.checks.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller
 
 
@@ -203,8 +202,7 @@ async def test_closing_ends_what_waits() -> None:
     async with endpoint(hangs()) as frozen:
         caller = local_caller(timeout_s=60)
         waiting = asyncio.create_task(caller.call(GROUP, [frozen.url], QUESTION))
-        while not frozen.asked:  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
+        await until_true(lambda: frozen.asked)
         await caller.close()
         async with asyncio.timeout(GENEROUS_S):
             reply = await waiting
@@ -292,8 +290,7 @@ async def test_a_check_is_signed_with_every_secret_of_its_group_and_keeps_its_id
 async def test_only_an_endpoint_with_a_valid_certificate_is_asked_over_https(tmp_path: Path) -> None:
     """A service at a wrong address does not even get the check."""
     authority = Authority(tmp_path, "authority")
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(*authority.sign("own", "CN=localhost", "DNS:localhost,IP:127.0.0.1"))
+    served = authority.server("DNS:localhost,IP:127.0.0.1")
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -331,8 +328,7 @@ async def test_authorities_that_are_replaced_vouch_for_the_next_connection(tmp_p
     async with contextlib.AsyncExitStack() as stack:
         urls = {}
         for name, authority in authorities.items():
-            served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            served.load_cert_chain(*authority.sign("own", "CN=localhost", "IP:127.0.0.1"))
+            served = authority.server("IP:127.0.0.1")
             server = await stack.enter_async_context(await asyncio.start_server(answer, "127.0.0.1", 0, ssl=served))
             urls[name] = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/check"
         caller = await stack.enter_async_context(local_caller(trust=files.current))
@@ -352,8 +348,7 @@ async def test_authorities_that_are_replaced_vouch_for_the_next_connection(tmp_p
 async def test_a_connection_ends_though_its_endpoint_does_not_close_tls(tmp_path: Path) -> None:
     """TLS would wait 30 s for the endpoint's close, outside all bounds on connections."""
     authority = Authority(tmp_path, "one")
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(*authority.sign("endpoint", "CN=endpoint", "IP:127.0.0.1"))
+    served = authority.server("IP:127.0.0.1")
     listener = socket.create_server(("127.0.0.1", 0))
     sent = response(b"", status="500 Error")
     answering = asyncio.create_task(asyncio.to_thread(arriving_below_tls, listener, served, sent))
@@ -365,8 +360,7 @@ async def test_a_connection_ends_though_its_endpoint_does_not_close_tls(tmp_path
 async def test_an_endpoint_that_sends_only_messages_of_tls_is_cut_off(tmp_path: Path) -> None:
     """OpenSSL takes any number of KeyUpdates and asks nobody: the answer does not come, and the connection ends."""
     authority = Authority(tmp_path, "one")
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(*authority.sign("endpoint", "CN=endpoint", "IP:127.0.0.1"))
+    served = authority.server("IP:127.0.0.1")
     listener = socket.create_server(("127.0.0.1", 0))
 
     def flood() -> None:
@@ -527,8 +521,7 @@ async def test_twenty_hung_endpoints_do_not_hold_up_another(ask: Ask) -> None:
     """While checks to twenty paused services wait, one to a healthy service is answered."""
     async with endpoint(sends(COMMIT)) as healthy, endpoint(hangs()) as frozen:
         waiting = [asyncio.create_task(ask(frozen.url)) for _ in range(20)]
-        while len(frozen.asked) < 20:  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
+        await until_true(lambda: len(frozen.asked) >= 20)
         assert (await ask(healthy.url)).outcome is Outcome.COMMIT
         assert not any(task.done() for task in waiting)
         for task in waiting:
@@ -546,8 +539,7 @@ async def test_a_place_that_does_not_come_free_says_nothing_of_the_endpoint() ->
         local_caller() as other,
     ):
         waiting = asyncio.create_task(caller.call(GROUP, [frozen.url], QUESTION))
-        while not frozen.asked:  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
+        await until_true(lambda: frozen.asked)
         caller._timeout_s = 0.3
         reply = await caller.call(GROUP, [healthy.url], QUESTION)
         waiting.cancel()

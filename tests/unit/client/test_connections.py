@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -158,8 +157,7 @@ async def test_a_call_that_is_to_be_tried_again_later_ends(silent: Silent) -> No
 async def test_a_coordinator_that_hangs_keeps_no_connection_open(tmp_path: Path) -> None:
     """TLS would wait 30 s for its close: a busy service would soon have no descriptors left."""
     authority = Authority(tmp_path, "one")
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(*authority.sign("own", "CN=halfway", "IP:127.0.0.1"))
+    served = authority.server("IP:127.0.0.1")
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"https://127.0.0.1:{listener.getsockname()[1]}"
     asked = threading.Event()

@@ -140,8 +140,7 @@ async def test_an_owner_that_hangs_leaves_places_for_calls_to_the_others(serve: 
     hanging.gates = dict.fromkeys(names, gate)
     at, elsewhere = await serve(hanging), await serve(other)
     asked = [asyncio.create_task(ask(peers, at, name)) for name in names]
-    while len(hanging.asked) < len(names):  # noqa: ASYNC110 - no event reports their arrival
-        await asyncio.sleep(0.005)
+    await until_true(lambda: len(hanging.asked) >= len(names))
     with pytest.raises(OverloadedError):
         await ask(peers, at, "one more")
     assert (await ask(peers, elsewhere, "of another")).id == "of another"
@@ -156,8 +155,7 @@ async def test_closing_tells_those_who_wait(serve: Serve) -> None:
     at = await serve(owner)
     async with HttpPeers(SECRET) as peers:
         waiting = asyncio.create_task(ask(peers, at, "t"))
-        while not owner.asked:  # noqa: ASYNC110 - no event reports its arrival
-            await asyncio.sleep(0.005)
+        await until_true(lambda: owner.asked)
     with pytest.raises(PeerLostError):
         await waiting
     with pytest.raises(ShardUnavailableError):

@@ -117,8 +117,7 @@ async def test_a_port_that_drains_takes_no_more_and_answers_what_it_has(serve: S
     owner.gates["t"] = asyncio.Event()
     at = await serve(owner)
     waiting = asyncio.create_task(ask(peers, at, "t"))
-    while not owner.asked:  # noqa: ASYNC110 - no event reports its arrival
-        await asyncio.sleep(0.005)
+    await until_true(lambda: owner.asked)
     draining = asyncio.create_task(owner.port.drain(within()))
     await asyncio.sleep(0)
     with pytest.raises(ShardUnavailableError, match="shutting_down"):
@@ -162,8 +161,7 @@ async def test_an_asker_that_dies_before_its_answer_comes_is_no_fault(serve: Ser
     async with asyncio.timeout(GENEROUS_S):
         async with HttpPeers(SECRET) as asker:
             asked = [asyncio.create_task(ask(asker, at, name)) for name in owner.gates]
-            while len(owner.asked) < len(asked):  # noqa: ASYNC110 - the owner sets no event
-                await asyncio.sleep(0.01)
+            await until_true(lambda: len(owner.asked) >= len(asked))
         await asyncio.gather(*asked, return_exceptions=True)
         await asyncio.sleep(0.1)  # until the owner's side has seen the connection close
         owner.gates["first"].set()

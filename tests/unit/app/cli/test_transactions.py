@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import socket
-import ssl
 import subprocess
 import sys
 import termios
@@ -443,8 +442,7 @@ def test_shards_that_an_instance_cannot_acquire_are_listed(answer: Answer) -> No
 
 def test_a_certificate_of_an_unknown_authority_is_told_with_the_remedy(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "own")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*authority.sign("server", "CN=localhost", "DNS:localhost"))
+    context = authority.server("DNS:localhost")
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept_handshake() -> None:

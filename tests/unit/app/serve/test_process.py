@@ -30,7 +30,7 @@ from halfway.app.serve.process import (
 )
 from halfway.app.settings import load
 from halfway.http.server.server import MAX_CONNECTIONS
-from tests.support.waiting import GENEROUS_S
+from tests.support.waiting import GENEROUS_S, until_true
 
 SCRIPT = """
 import logging, structlog
@@ -181,9 +181,7 @@ async def test_a_cycle_is_freed_within_its_time_when_little_else_is_made() -> No
     knot = weakref.ref(Knot())
     assert knot() is not None
     looking = asyncio.create_task(collect_periodically(0.01))
-    async with asyncio.timeout(GENEROUS_S):
-        while knot() is not None:  # noqa: ASYNC110 - there is no event for a collection
-            await asyncio.sleep(0.01)
+    await until_true(lambda: knot() is None)
     looking.cancel()
 
 

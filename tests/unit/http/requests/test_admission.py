@@ -10,7 +10,7 @@ import pytest
 from halfway.http.requests.admission import Admission, ApiLimits, HeldRefusals, held_s
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
-from tests.support.waiting import GENEROUS_S
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.http.conftest import NewWorld
 
 HEAD = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
@@ -41,9 +41,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], dic
 
 
 async def until_taken(world: RestWorld, prepares: int, waiting: int = 0) -> None:
-    async with asyncio.timeout(GENEROUS_S):
-        while (world.api.admission.prepares, world.api.admission.waiting) != (prepares, waiting):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until_true(lambda: (world.api.admission.prepares, world.api.admission.waiting) == (prepares, waiting))
 
 
 @pytest.fixture
@@ -147,9 +145,7 @@ async def test_who_goes_away_with_a_place_gives_it_back(waiting_world: RestWorld
 async def test_a_body_that_is_slow_to_come_keeps_nobody_out(waiting_world: RestWorld) -> None:
     async with connect(waiting_world, 2) as [(slow_reader, slow), (reader, writer)]:
         slow.write(PREPARE[:-1])
-        async with asyncio.timeout(GENEROUS_S):
-            while not waiting_world.api.in_flight.bytes:  # noqa: ASYNC110 - there is no event for the arrival of the request
-                await asyncio.sleep(0.01)
+        await until_true(lambda: waiting_world.api.in_flight.bytes)
         assert waiting_world.api.in_flight.taken == 0, "only what has wholly come takes a place"
         writer.write(PREPARE)
         assert (await answer(reader))[0] == 201

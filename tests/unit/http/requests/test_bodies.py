@@ -172,12 +172,9 @@ async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: R
         with capture_logs() as logged:
             _, writer = await asyncio.open_connection(HOST, port)
             writer.write(POST + b"Content-Length: 1000\r\n\r\n" + BODY)
-            async with asyncio.timeout(GENEROUS_S):
-                while not world.api._open:  # noqa: ASYNC110 - there is no event to wait for
-                    await asyncio.sleep(0.005)
-                writer.close()
-                while server._server is not None and server._server.connections:  # noqa: ASYNC110 - the same
-                    await asyncio.sleep(0.005)
+            await until_true(lambda: world.api._open)
+            writer.close()
+            await until_true(lambda: server._server is None or not server._server.connections)
     finally:
         await server.stop()
     assert [entry for entry in logged if entry["log_level"] == "error"] == []

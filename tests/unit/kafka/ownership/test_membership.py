@@ -49,8 +49,7 @@ async def test_a_loop_that_is_busy_past_the_time_to_give_shards_back_is_no_error
     with ThreadPoolExecutor(1) as pool, capture_logs() as logged:
         pool.submit(membership.revoked, {0}).result()  # the loop waits for it
     assert [(entry["event"], entry["log_level"]) for entry in logged] == [("revoke_out_of_time", "warning")]
-    while 0 in membership.status.acquiring:  # noqa: ASYNC110 - no event reports that
-        await asyncio.sleep(0.01)
+    await until_true(lambda: 0 not in membership.status.acquiring)
     assert membership.status.acquiring == (1,)
 
 
