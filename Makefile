@@ -32,7 +32,7 @@ COMPILED := .venv/.compiled
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev browser screenshots docs test test-quick incident barrier cleaning effects chaos simulate upgrade audits model check deploy-test compose-test release pin-images bench format lock clean
+.PHONY: help demo dev browser screenshots docs test test-quick incident barrier cleaning effects chaos simulate upgrade audits model check deploy-test compose-test cluster-test release pin-images bench format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -112,6 +112,9 @@ deploy-test: $(STAMP) ## Test deploy/ with helm, kubeconform, promtool and actio
 
 compose-test: $(STAMP) ## Run docker-compose.yml through failures on a container engine, and judge; root on Debian gets an engine by itself
 	tests/compose/engine.sh $(BIN)/python -m tests.compose.run $(ARGS)
+
+cluster-test: $(STAMP) ## Run the chart in a Kubernetes cluster of three nodes, through rollouts, drains and kills; needs root on Debian, and Go
+	deploy/cluster.sh $(PWD)/$(BIN)/python -m pytest -q -n 0 -rP -p tests.conftest -p tests.acceptance.conftest deploy/test_cluster.py $(ARGS)
 
 release: $(STAMP) ## Build sdists, wheels, chart, bill of materials and checksums in dist/, and try them; needs Go or helm
 	packaging/release.sh
