@@ -114,7 +114,7 @@ compose-test: $(STAMP) ## Run docker-compose.yml through failures on a container
 	tests/compose/engine.sh $(BIN)/python -m tests.compose.run $(ARGS)
 
 cluster-test: $(STAMP) ## Run the chart in a Kubernetes cluster of three nodes, through rollouts, drains and kills; needs root on Debian, and Go
-	deploy/cluster.sh $(PWD)/$(BIN)/python -m pytest -q -n 0 -rP -p tests.conftest -p tests.acceptance.conftest deploy/test_cluster.py $(ARGS)
+	deploy/cluster.sh $(BIN)/python -m pytest -q -n 0 -rP -p tests.conftest -p tests.acceptance.conftest deploy/test_cluster.py $(ARGS)
 
 release: $(STAMP) ## Build sdists, wheels, chart, bill of materials and checksums in dist/, and try them; needs Go or helm
 	packaging/release.sh

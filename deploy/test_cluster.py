@@ -59,6 +59,11 @@ def rolled_out() -> None:
     kubectl("rollout", "status", "statefulset/halfway", "--timeout=600s")
 
 
+def restart() -> None:
+    kubectl("rollout", "restart", "statefulset/halfway")
+    rolled_out()
+
+
 class ReadyPods:
     """How many pods the Service's endpoints said are ready, and since when."""
 
@@ -156,7 +161,7 @@ async def test_what_is_replaced_killed_or_drained_is_noticed_only_where_a_shard_
     topic, group = await cluster.make_topic(), "shop"
     events: dict[str, Callable[[], object]] = {
         "helm upgrade": lambda: helm("upgrade", kafka, "podAnnotations.changed=yes"),
-        "rollout restart": lambda: (kubectl("rollout", "restart", "statefulset/halfway"), rolled_out()),
+        "rollout restart": restart,
         "a pod is deleted": lambda: kubectl("delete", "pod", "halfway-1"),
         "two of three nodes are drained at once": lambda: drain("node2", "node3"),
         KILLED: lambda: kill_process_of("halfway-1"),
