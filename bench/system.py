@@ -36,7 +36,6 @@ SPARE_S: Final = 180.0
 _REQUEST_S: Final = 30.0
 _POLL_S: Final = 0.02
 _SHOWN: Final = 4_000
-_PENDING: Final = "halfway_pending{"
 
 R = TypeVar("R")
 
@@ -191,7 +190,8 @@ class Instance:
 
     def served(self) -> set[int]:
         """Return the shards that it serves."""
-        return {int(line.split('"')[1]) for line in self.metrics().splitlines() if line.startswith(_PENDING)}
+        lines = [line for line in self.metrics().splitlines() if line.startswith("halfway_pending{")]
+        return {int(line.partition('shard="')[2].partition('"')[0]) for line in lines}
 
     def register(
         self,

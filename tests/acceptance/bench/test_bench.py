@@ -36,7 +36,7 @@ def measured(kafka: Kafka, scenarios: Sequence[Scenario], name: str) -> dict[str
 
 
 def test_every_shape_of_load_is_measured(kafka: Kafka) -> None:
-    """Callers of their own, batches, streams and clients, with the raw limit; groups and pending ones beside them."""
+    """Callers of their own, batches, streams and clients, with the raw limit, beside groups, pending ones; workers."""
     names = (
         "single-1",
         "batch-100",
@@ -46,6 +46,7 @@ def test_every_shape_of_load_is_measured(kafka: Kafka) -> None:
         "threads-64",
         "alone-64",
         "pending-64",
+        "2 single-64",
     )
     groups = msgspec.structs.replace(ALL["groups-64"], groups=3)
     rows = measured(kafka, [*(ALL[name] for name in names), groups], "bench-smoke")
