@@ -37,6 +37,8 @@ from halfway.protocol.errors import LaneLostError
 log = structlog.get_logger()
 
 INITIALISE_S: Final = 10.0
+"""How long the first attempt to begin may take. Each further one in a row may take twice as long."""
+_LONGEST_ATTEMPT_S: Final = 60.0
 _RETRY_S: Final = 0.05
 _ID_BYTES: Final = 8
 
@@ -46,14 +48,14 @@ def new_incarnation_id() -> str:
 
 
 def lane_producers(
-    config: KafkaConfig, incarnation_id: str, cancelled: Callable[[], bool]
+    config: KafkaConfig, incarnation_id: str, within_s: float, cancelled: Callable[[], bool]
 ) -> list[TransactionalProducer]:
     """Initialise the producers of a new incarnation's lane ids, which happens only once. Blocks.
 
     Raises ProducerFailedError: Kafka did not answer in time, or refused, or the call was cancelled.
     """
     ids = lane_ids(config.prefix, incarnation_id)
-    producers = initialised(config, ids, time.monotonic() + INITIALISE_S, cancelled, of_a_lane=True)
+    producers = initialised(config, ids, time.monotonic() + within_s, cancelled, of_a_lane=True)
     if cancelled():  # the caller may have given up
         for producer in producers:
             producer.abandon()
@@ -314,9 +316,21 @@ class RetryBackoff:
         self._tried_at = -math.inf
         """When the pause before the last attempt was over."""
         self._failures = 0
+        self._not_begun = 0
+        """Attempts in a row in which no incarnation began."""
+
+    @property
+    def attempt_s(self) -> float:
+        """How long the next attempt to begin an incarnation may take.
+
+        Each attempt makes three clients anew. If all were as short as the first one, an instance that has too little
+        CPU, or whose Kafka has, would be busy with beginnings that never end.
+        """
+        return min(_LONGEST_ATTEMPT_S, INITIALISE_S * 2.0 ** min(self._not_begun, _DOUBLINGS))
 
     def incarnation_begun(self) -> None:
         self._incarnation_begun_at = time.monotonic()
+        self._not_begun = 0
 
     def succeeded(self) -> None:
         """Record that an acquisition succeeded: clear the error."""
@@ -332,6 +346,7 @@ class RetryBackoff:
         now = time.monotonic()
         if now - self._incarnation_begun_at > _RESET_AFTER_S:
             self._failures = 0
+        self._not_begun += self._incarnation_begun_at == math.inf
         self._incarnation_begun_at = math.inf
         self.last_error = error
         self.pause_s = max(_FIRST_PAUSE_S, pause_after(self._failures) - (now - self._tried_at))

@@ -354,7 +354,8 @@ class KafkaMembership:
         """Begin an incarnation: a new random id, its producers, its threads. Then join the group."""
         incarnation_id = new_incarnation_id()
         try:
-            producers = await self._blocking(lane_producers, self._config, incarnation_id, self._is_stopping)
+            within_s = self._backoff.attempt_s
+            producers = await self._blocking(lane_producers, self._config, incarnation_id, within_s, self._is_stopping)
         except ProducerFailedError as error:
             self._backoff.failed(str(error))
             log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._backoff.pause_s, 1))

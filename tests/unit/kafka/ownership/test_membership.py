@@ -289,6 +289,22 @@ def test_attempts_that_are_refused_at_once_come_more_and_more_rarely(monkeypatch
     assert pauses(2, takes_s=0.0) == [0.4, 0.8]
 
 
+def test_attempts_that_time_out_get_longer_until_an_incarnation_begins() -> None:
+    """Kafka is slow for minutes: an attempt that never lasts long enough would only add to its load."""
+    backoff = RetryBackoff(fenced_pause_s=0.75)
+
+    def attempts(times: int) -> list[float]:
+        found = []
+        for _ in range(times):
+            found.append(backoff.attempt_s)
+            backoff.failed("init_transactions: _TIMED_OUT")
+        return found
+
+    assert attempts(5) == [10.0, 20.0, 40.0, 60.0, 60.0]
+    backoff.incarnation_begun()
+    assert attempts(3) == [10.0, 10.0, 20.0]  # the first is the failure of the incarnation
+
+
 async def test_instances_that_leave_all_at_once_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ails all of them is not one instance's alone, and nobody else serves the shards meanwhile."""
     others, calls = [True, True, False], list[str]()
