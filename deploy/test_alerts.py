@@ -73,7 +73,7 @@ async def counted(rest: Rest, more_than: float, metric: str, **labels: str) -> f
 async def test_an_endpoint_knows_no_outcome(start: Start, endpoint: CheckEndpoint, group: str, topic: str) -> Scrapes:
     rest = start()
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=ASKS_ONCE)).expect(201)
-    scrapes = await Scrapes(a=rest).take()
+    scrapes = await Scrapes(a=rest).take(12)
     for transaction in [await rest.prepared(group, [message(topic)]) for _ in range(12)]:
         await rest.until(transaction, "parked")
     return await scrapes.take(8)
