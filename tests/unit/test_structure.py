@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_913,
+    "lines of coordinator and adapters": 46_929,
     "files of coordinator and adapters": 182,
     "lines of halfway/protocol": 2_809,
     "lines of halfway/coordinator": 8_859,
     "lines of halfway/http": 5_886,
-    "lines of halfway/app": 5_746,
+    "lines of halfway/app": 5_762,
     "lines of halfway/kafka": 10_193,
     "lines of halfway/checks": 1_149,
     "lines of halfway/peers": 358,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_218,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_623,
+    "lines of tests": 77_660,
     "lines of bench": 3_999,
     "bytes of pages": 204_771,
     "settings": 50,

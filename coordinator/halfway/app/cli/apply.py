@@ -23,7 +23,7 @@ import click
 import msgspec
 from yarl import URL
 
-from halfway.app.cli.remote import Remote, path_of
+from halfway.app.cli.remote import NoAnswer, Remote, path_of
 from halfway.app.terminal import complain, fail, printable, say
 from halfway.coordinator.access import MAX_KEYS, MAX_LIVE_KEYS
 from halfway.coordinator.requests import ServiceLimits
@@ -160,6 +160,8 @@ def read_file(path: str) -> Declared:
 def _valid(validation: Validation, where: str, model: Any, table: object, convert: Callable[[Any], Any]) -> Any:
     """Return what a table declares, after the rules of the API."""
     _refuse_other_than_json(table, where)
+    if isinstance(table, dict) and "validate_only" in table:
+        fail(f"{where}.validate_only: not a field of the file: --dry-run changes nothing")
     try:
         return validation.read(model, json.dumps(table).encode(), convert)
     except InvalidRequestError as error:
@@ -234,6 +236,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         """Try it out, and say what is refused."""
         try:
             self.try_out()
+        except NoAnswer:
+            complain("so nothing is changed")
+            raise
         except SystemExit:
             complain(f"refused, so nothing is changed: {self.headline}")
             return False

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from halfway.app.terminal import fail, printable
+from halfway.app.terminal import complain, fail, printable
 
 _TIMEOUT_S: Final = 30
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
@@ -36,6 +36,10 @@ class _NotHalfwayError(Exception):
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
         self.status = status
+
+
+class NoAnswer(SystemExit):
+    """No answer came: others would not come either."""
 
 
 class Remote:
@@ -92,7 +96,8 @@ class Remote:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
             reason = printable(str(cause)) or type(error).__name__
-            fail(f"{self._shown} did not answer ({reason}): is `halfway serve` running there?")
+            complain(f"{self._shown} did not answer ({reason}): is `halfway serve` running there?")
+            raise NoAnswer(1) from error
         return answer if status == expected else self._success(status, answer)
 
     def every(self, path: str, name: str) -> list[dict[str, Any]]:
@@ -113,11 +118,15 @@ class Remote:
         """Return the text of a problem document, with the wrong fields of the request, or with what to set."""
         lines = [str(problem.get("detail") or "no detail")]
         errors = problem.get("errors")
-        lines += [
-            f"  {error.get('field', '')}: {error.get('detail', '')}"
+        wrong = [
+            (error.get("field", ""), error.get("detail", ""))
             for error in (errors if isinstance(errors, list) else ())
             if isinstance(error, dict)
         ]
+        if [detail for _, detail in wrong] == lines:  # one wrong field is the whole of it
+            lines = [f"{field}: {detail}" for field, detail in wrong]
+        else:
+            lines += [f"  {field}: {detail}" for field, detail in wrong]
         if status == _UNAUTHENTICATED:
             lines.append("set HALFWAY_TOKEN (or HALFWAY_TOKEN_FILE, or --token) to a key that is valid there")
         elif problem.get("error_code") == "unknown_path":

@@ -301,6 +301,8 @@ def _switch(remote: Remote, names: tuple[str, ...], *, every: bool, rejects: boo
         raise click.UsageError("name groups, or give --all")
     if every:
         names = tuple(str(row["group"]) for row in remote.every(path_of("groups"), "groups"))
+    for name in () if every else names:  # a PATCH would begin to register one that is misspelt
+        remote.ask("GET", path_of("groups", name))
     for name in names:
         remote.ask("PATCH", path_of("groups", name), body={"reject_prepares": rejects})
         say(f"group {printable(name)}: new transactions are {'refused' if rejects else 'accepted'}")

@@ -1,6 +1,7 @@
 """The file of `halfway apply`: what is wrong in it is named before anything is called, and what is written is read."""
 
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfway.app.cli import apply as declarations
-from halfway.app.cli.apply import Deployment, Key, State, read_file, to_toml
+from halfway.app.cli.apply import Deployment, Key, State, Step, read_file, to_toml
 from halfway.app.cli.main import halfway
+from halfway.app.cli.remote import Remote
 from halfway.coordinator.requests import ServiceLimits
 
 GROUP = '[groups.shop]\ncheck = { mode = "pull" }\ntopics = ["orders"]\n'
@@ -34,6 +36,7 @@ WRONG = {
     "too many digits": (GROUP + f"limits = {{ pending = {'9' * 5000} }}", "is not TOML"),
     "too deep": ("x = " + "[" * 5000, "is not TOML"),
     "an unknown limit": (GROUP + "limits = { checks = 1 }", "groups.shop.limits.checks"),
+    "a field of the API alone": (GROUP + "validate_only = true", "groups.shop.validate_only: not a field of the file"),
     "a limit of 0": (GROUP + "limits = { pending = 0 }", "groups.shop.limits.pending"),
     "a date": (GROUP + "policy = { max_checks = 1979-05-27 }", "groups.shop.policy.max_checks: 1979-05-27 is a date"),
     "a date as a topic": (
@@ -54,6 +57,17 @@ def test_what_is_wrong_is_named(text: str, named: str) -> None:
     ended = CliRunner().invoke(halfway, ["apply", "-", "--url", "http://127.0.0.1:1"], input=text)
     assert ended.exit_code == 1
     assert named in ended.stderr, ended.stderr
+
+
+def test_a_coordinator_that_is_gone_has_refused_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command ends there: else each of forty groups would be told as refused."""
+    step = Step(text="+ group shop", act=bool, try_out=partial(Remote("http://127.0.0.1:1", None).ask, "GET", "/v1"))
+    with pytest.raises(SystemExit):
+        step.is_accepted()
+    told = capsys.readouterr().err
+    assert "did not answer" in told
+    assert "nothing is changed" in told
+    assert "refused" not in told.replace("Connection refused", "").replace("Connect call failed", "")
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,20}", fullmatch=True)

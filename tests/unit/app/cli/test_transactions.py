@@ -130,7 +130,7 @@ def test_text_of_others_is_shown_and_neither_obeyed_nor_lost(answer: Answer, tex
     shown = run(answer, "transactions", "show", ID)
     answer.set({"transactions": [transaction(cause=text)]})
     listed = run(answer, "transactions", "list")
-    answer.set({"detail": text, "errors": [{"field": text, "detail": text}]}, status=422)
+    answer.set({"detail": text, "errors": [{"field": text, "detail": f"not {text}"}]}, status=422)
     refused = run(answer, "transactions", "check", ID)
 
     assert (shown.exit_code, listed.exit_code, refused.exit_code) == (0, 0, 1)
@@ -456,6 +456,29 @@ def test_a_certificate_of_an_unknown_authority_is_told_with_the_remedy(tmp_path:
         answering.join()
     assert result.exit_code == 1
     assert "SSL_CERT_FILE" in result.stderr
+
+
+async def test_a_misspelt_group_is_named_before_any_is_refused() -> None:
+    async with RestWorld() as world:
+        await world.put_shop()
+        ended = await asyncio.to_thread(
+            CliRunner().invoke, halfway, ["groups", "refuse", "shop", "shpo"], env={"HALFWAY_URL": world.url}
+        )
+    assert (ended.exit_code, "are refused" in ended.stdout) == (1, False)
+    assert ended.stderr.startswith("halfway: 404: ")
+    assert "shpo" in ended.stderr
+
+
+async def test_one_wrong_field_is_told_once() -> None:
+    async with RestWorld() as world:
+        ended = await asyncio.to_thread(
+            CliRunner().invoke,
+            halfway,
+            ["groups", "put", "shop", "--add", "--check-url", "http://shop:9000/check"],
+            env={"HALFWAY_URL": world.url},
+        )
+    assert ended.stderr.startswith("halfway: 422: topics: "), ended.stderr
+    assert ended.stderr.count("is new") == 1
 
 
 async def test_top_shows_what_statistics_say() -> None:
