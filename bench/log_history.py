@@ -24,7 +24,7 @@ from halfway.coordinator import changes
 from halfway.coordinator.ports import LaneWrite
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer
-from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_id
+from halfway.kafka.ownership.incarnation import INITIALISE_S, lane_producers, new_incarnation_id
 from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, InternalRecord, RecordLimits, encode
 from halfway.protocol.entries import Pending
@@ -120,7 +120,7 @@ class Writer:
         self._shards = [_Shard(number) for number in plan.own]
         self._prepares = Producer(self._config.producer(**{"linger.ms": 5, "queue.buffering.max.messages": 100_000}))
         self._lane: deque[TransactionalProducer] = deque(
-            lane_producers(self._config, new_incarnation_id(), lambda: False)[:2]
+            lane_producers(self._config, new_incarnation_id(), INITIALISE_S, lambda: False)[:2]
         )
         all_payloads = payloads(plan.topic, plan.value_bytes)
         self._payloads = [(messages, fingerprint(plan.group, messages, None)) for messages in all_payloads]
