@@ -29,7 +29,7 @@ from msgspec import Meta
 from bench.figures import Record, Row, Say
 from bench.system import RigError
 from halfway.kafka.records import codec
-from halfway.pipeline.sources.pinned import RECORD
+from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.protocol.ids import partition_for_key
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind

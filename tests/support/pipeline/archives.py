@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from halfway.kafka.records import codec
-from halfway.pipeline.sources.pinned import RECORD
+from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.pipeline.tables import STATE, VERDICTS
 from halfway.protocol.records import Message, MessageDigest, Op, OpKind

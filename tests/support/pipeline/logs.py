@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.sources.pinned import RECORD, UNSETTLED, Part, Rows, Source
+from halfway.pipeline.sources.duckdb import RECORD
+from halfway.pipeline.sources.pinned import UNSETTLED, Part, Rows, Source
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.pipeline.sources.spark import nothing
 

@@ -23,7 +23,8 @@ import pyarrow as pa
 from halfway.kafka.records import codec
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine
-from halfway.pipeline.sources.pinned import RECORD, UNSETTLED, Part, Rows, Source
+from halfway.pipeline.sources.duckdb import RECORD
+from halfway.pipeline.sources.pinned import UNSETTLED, Part, Rows, Source
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.protocol.ids import partition_for_key
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked

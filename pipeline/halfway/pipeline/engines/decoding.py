@@ -35,37 +35,22 @@ _SCALARS: Final = {
     "double": pa.float64(),
     "timestamp": pa.timestamp("us", "UTC"),
 }
-
-
-def arrow_of(columns: str) -> pa.Schema:
-    """Return the Arrow schema of columns, each a name and a simple type of Spark's: `id string, at bigint`."""
-    named = (column.split() for column in columns.split(", "))
-    return pa.schema([(name.strip("`"), _SCALARS[kind]) for name, kind in named])
-
-
-def struct_of(columns: str) -> pa.StructType:
-    return pa.struct(list(arrow_of(columns)))
-
-
 ERROR: Final = pa.field("error", pa.string())
 _SEAL: Final = bytes(range(100, 116))
 """These bytes are put after a value. They are read behind it, so that a value is known to end where its record does."""
 
-_MESSAGE: Final = struct_of(
-    "topic string, key_hash binary, value_hash binary, size bigint, headers_hash binary, partition int"
+OP: Final = (
+    "`kind` string, `id` string, `group` string, `cause` string, `prepared_at` bigint, `at` bigint, `checks` int, "
+    "`messages` array<struct<topic: string, key_hash: binary, value_hash: binary, size: bigint, headers_hash: binary, "
+    "partition: int>>"
 )
-OP: Final = arrow_of(
-    "kind string, id string, group string, cause string, prepared_at bigint, at bigint, checks int"
-).append(pa.field("messages", pa.list_(_MESSAGE)))
-_HALF: Final = struct_of("id string, group string, prepared_at bigint")
-PARKED: Final = arrow_of("reason string, parked_at bigint").append(pa.field("half", _HALF))
-AUDIT: Final = arrow_of(
-    "id string, at bigint, action string, actor_kind string, actor string, key_id string, subject string, "
-    "group string, detail string, remark string, result string, instance string"
+PARKED: Final = "`half` struct<id: string, group: string, prepared_at: bigint>, `reason` string, `parked_at` bigint"
+AUDIT: Final = (
+    "`id` string, `at` bigint, `action` string, `actor_kind` string, `actor` string, `key_id` string, "
+    "`subject` string, `group` string, `detail` string, `remark` string, `result` string, `instance` string"
 )
-_POLICY: Final = struct_of("first_check_after_s double, max_age_s double")
-GROUP: Final = pa.schema([("name", pa.string()), ("topics", pa.list_(pa.string())), ("policy", _POLICY)])
-LAYOUT: Final = arrow_of("shards int, created_at bigint")
+GROUP: Final = "`name` string, `topics` array<string>, `policy` struct<first_check_after_s: double, max_age_s: double>"
+LAYOUT: Final = "`shards` int, `created_at` bigint"
 _TOO_LARGE: Final = (pa.ArrowException, OverflowError, ValueError)
 """What a column raises for a number that it cannot hold. Avro does not bound numbers."""
 
@@ -74,14 +59,15 @@ class DamageError(ValueError):
     """A value is no record of the kind that is expected."""
 
 
-def decode(records: DataFrame, kind: str, wanted: pa.Schema) -> DataFrame:
-    """Return records with the wanted fields of their values in place of `value`, and `error`.
+def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
+    """Return records with the given fields of their values (columns in DDL) in place of `value`, and `error`.
 
     A value that is no record of this kind has null in every field, and the cause in `error`, which is otherwise null.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.avro.functions import from_avro
 
+    wanted = arrow_of(fields)
     kept = [name for name in records.columns if name != "value"]
     if clash := set(wanted.names) & set(kept):
         raise ValueError(f"the records already have the columns {sorted(clash)}")
@@ -160,9 +146,9 @@ def _plain(schema: Any) -> Any:
     return "long" if schema == "int" else schema
 
 
-def decoded(batch: pa.RecordBatch, kind: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the fields of a schema of the column `value`, and `error`, as `decode` does."""
-    read = _reader(kind)
+def decoded(batch: pa.RecordBatch, kind: str, fields: str) -> pa.RecordBatch:
+    """Return the given fields of the column `value`, and `error`, as `decode` does."""
+    read, schema = _reader(kind), arrow_of(fields)
     rows: list[dict[str, Any]] = []
     errors: list[str | None] = []
 
@@ -229,3 +215,27 @@ def _errors(kind: str) -> tuple[str, str, str, str]:
         f"{expected}: unknown schema fingerprint ",
         f"a damaged record of the kind {kind}",
     )
+
+
+@cache
+def arrow_of(ddl: str) -> pa.Schema:
+    """Return the Arrow schema of columns in Spark's DDL."""
+    return pa.schema([pa.field(name, kind) for name, kind in _fields(ddl, " ")])
+
+
+def _fields(ddl: str, between: str) -> Iterator[tuple[str, pa.DataType]]:
+    depth, start = 0, 0
+    for position, letter in enumerate(ddl + ","):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "," and not depth:
+            name, _, kind = ddl[start:position].strip().partition(between)
+            yield name.strip("` "), _type(kind.strip())
+            start = position + 1
+
+
+def _type(ddl: str) -> pa.DataType:
+    if ddl.startswith("array<"):
+        return pa.list_(_type(ddl[len("array<") : -1]))
+    if ddl.startswith("struct<"):
+        return pa.struct([pa.field(name, kind) for name, kind in _fields(ddl[len("struct<") : -1], ":")])
+    return _SCALARS[ddl]

@@ -141,11 +141,11 @@ class DuckEngine:
         self.database.register(name, table)
         return name
 
-    def decode(self, records: Frame, kind: str, fields: pa.Schema) -> Frame:
+    def decode(self, records: Frame, kind: str, fields: str) -> Frame:
         """Return records with the fields of their values, decoded by as many processes as there are cores."""
         reader = self.database.sql(self._whole(records)).to_arrow_reader(_BATCH)
         kept = [field for field in reader.schema if field.name != "value"]
-        whole = pa.schema([*kept, *fields, decoding.ERROR])
+        whole = pa.schema([*kept, *arrow_of(fields), decoding.ERROR])
         batches = (batch for batch in reader if batch.num_rows)
         file = self.scratch / f"decoded-{next(_NUMBERS)}.parquet"
         done = 0

@@ -83,12 +83,12 @@ class SparkEngine:
         rows = session.internalCreateDataFrame(java.queryExecution().toRdd(), java.schema(), False)
         return DataFrame(rows, self.spark)
 
-    def decode(self, records: Frame, kind: str, fields: pa.Schema) -> Frame:
+    def decode(self, records: Frame, kind: str, fields: str) -> Frame:
         """Return records with the fields of their values, and `error` (decoding.decode)."""
         return decode(records, kind, fields)
 
     def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
-        """Return a frame of a few rows, with columns as for `arrow_of`."""
+        """Return a frame of a few rows. The columns are DDL."""
         schema = arrow_of(columns)
         # Of a list PySpark would make a frame that needs Python on the executors.
         return self.spark.createDataFrame(

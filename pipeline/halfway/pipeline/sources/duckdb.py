@@ -14,13 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.dialect import Doing, Frame
 from halfway.pipeline.engines.duckdb import DuckEngine, connected, quoted
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.headers import UNREADABLE
-from halfway.pipeline.sources.pinned import RECORD, WHOLE, Part, Rows
+from halfway.pipeline.sources.pinned import RECORD as COLUMNS
+from halfway.pipeline.sources.pinned import WHOLE, Part, Rows
 from halfway.pipeline.sources.pins import CLIENT_DEFAULTS
 
+RECORD: Final = arrow_of(COLUMNS)
 _SILENT_S: Final = 60.0
 """How long a broker can give no record, although there are some, before the job fails."""
 _AT_ONCE: Final = 5_000

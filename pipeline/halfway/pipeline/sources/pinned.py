@@ -9,9 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-import pyarrow as pa
-
-from halfway.pipeline.engines.decoding import arrow_of, struct_of
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.pins import Brokers, PartitionPin, Pins, TopicPin
 
@@ -25,9 +22,10 @@ Part = tuple[str, int, int, int]
 PINS: Final = "offsets.json"
 """The file of an archive's pins. An archive without it was not finished."""
 ABOUT: Final = "archive.json"
-RECORD: Final = arrow_of(
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"
-).append(pa.field("headers", pa.list_(struct_of("key string, value binary"))))
+RECORD: Final = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key: string, value: binary>>"
+)
 """The columns of a record of any source."""
 COMMITTED: Final = "committed"
 UNSETTLED: Final = "unsettled"

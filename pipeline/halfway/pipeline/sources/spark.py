@@ -9,7 +9,6 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.dialect import Frame
@@ -20,7 +19,7 @@ from halfway.pipeline.sources.pinned import RECORD, Part, Rows
 from halfway.pipeline.sources.pins import Brokers
 
 _OF_A_TASK: Final = 2_000_000
-COLUMNS: Final = tuple(RECORD.names)
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 
 
 class SparkReader:
@@ -47,7 +46,7 @@ class SparkReader:
         return SparkEngine(self._spark).query(rows.sql, records=records)
 
     def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> Frame:
-        schema = from_arrow_schema(RECORD.remove(COLUMNS.index("topic")))
+        schema = RECORD.replace("topic string, ", "")
         records = [
             self._spark.read.schema(schema).parquet(folder).withColumn("topic", F.lit(topic)).select(*COLUMNS)
             for topic, folder in folders
@@ -76,7 +75,7 @@ class SparkReader:
 
 def nothing(spark: SparkSession) -> DataFrame:
     """Return no records, in a form that the optimizer does not remove: observations of them must still be reported."""
-    return spark.createDataFrame(spark.sparkContext.emptyRDD(), from_arrow_schema(RECORD))
+    return spark.createDataFrame(spark.sparkContext.emptyRDD(), RECORD)
 
 
 def kafka_options(access: KafkaAccess, level: str) -> dict[str, str]:
