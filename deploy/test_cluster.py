@@ -73,7 +73,8 @@ class ReadyPods:
         command = ["kubectl", "--namespace", NAMESPACE, "get", *selected, "--output", shown]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.counts: list[tuple[float, int]] = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -95,8 +96,9 @@ class ReadyPods:
         return min(count for _, count in seen), max(without, default=0.0)
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        with self._process:
+            self._process.kill()
+            self._thread.join()
 
 
 @pytest.fixture
