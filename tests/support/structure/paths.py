@@ -1,9 +1,10 @@
 """Follows one prepare, one commit and one check through the code, on a real Kafka and over all threads.
 
 `python -m tests.support.structure.paths BOOTSTRAP_SERVERS` prints the calls in their order, with a star where the
-module changes, and then the figures as one line of JSON. A path is what all runs of an operation have in common,
-without the functions that an idle coordinator calls too: a heartbeat, a poll and a scan are no part of it. How often
-they are called depends on how busy the machine is.
+module changes, and then the figures as one line of JSON. A path goes from one quiet moment to the next: it holds what
+follows an answer too, such as the tail that reads what was written, so that it does not depend on how busy the machine
+is. It is what all runs of an operation have in common, without the functions that an idle coordinator calls too: a
+heartbeat, a poll and a scan are no part of it.
 """
 
 import http.client
@@ -16,10 +17,10 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -27,10 +28,12 @@ from uuid import uuid4
 
 RUNS = 4
 HOST = "127.0.0.1"
-_QUIET_S = 0.35
-"""After this time nothing of the operation before is still under way."""
-_CHECKED_WITHIN_S = 2.2
-"""A second until the check is due, a second until the scan sees it, and the check itself."""
+_QUIET_S = 1.0
+"""If nothing but what an idle coordinator does was called for this time, the operation is over."""
+_IDLE_S = 6.0
+"""In this time an idle coordinator has sent its heartbeats and looked for checks that are due."""
+_CHECK_AFTER_S = 5
+_PATIENCE_S = 120.0
 
 
 @dataclass
@@ -76,11 +79,21 @@ class CallPath:
         print(verbs.most_common(8))  # noqa: T201
 
 
+def _wait(condition: Callable[[], bool], otherwise: str) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, otherwise
+        time.sleep(0.05)
+
+
 class _Recorder:
     """Records the calls of halfway's functions in all threads that were started after it was installed."""
 
     def __init__(self) -> None:
         self._path: CallPath | None = None
+        self._idle: set[tuple[str, str, str]] = set()
+        self._ignored: set[tuple[str, str, str]] = set()
+        self._called_at = 0.0
 
     def install(self) -> None:
         threading.setprofile(self._note)
@@ -92,24 +105,51 @@ class _Recorder:
             return
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if module.startswith("halfway.") and not code.co_name.startswith("<"):
-            path.calls.append((threading.current_thread().name, module, code.co_qualname))
+            call = threading.current_thread().name, module, code.co_qualname
+            path.calls.append(call)
+            if call not in self._ignored:
+                self._called_at = time.monotonic()
+
+    def learn_idle(self) -> None:
+        """Note what the coordinator does while nobody asks it for anything: this is part of no path."""
+        self._idle = self._ignored = self._record_rest()
+
+    def learn_waiting(self) -> None:
+        """Note what it does for a transaction that waits for its check: an operation is over in spite of this."""
+        self._ignored = self._idle | self._record_rest()
+
+    def _record_rest(self) -> set[tuple[str, str, str]]:
+        time.sleep(_QUIET_S)
+        self._path = path = CallPath()
+        time.sleep(_IDLE_S)
+        return set(path.calls)
 
     @contextmanager
     def recording(self) -> Iterator[CallPath]:
-        """Record the calls in the block, once nothing of what came before is under way."""
-        time.sleep(_QUIET_S)
+        """Record the calls in the block, and what follows it until the coordinator is quiet."""
         self._path = path = CallPath()
-        try:
-            yield path
-        finally:
-            self._path = None
+        yield path
+        self.wait_until_quiet()
+        self._path = CallPath()
+        path.calls = [call for call in path.calls if call not in self._idle]
+
+    def wait_until_quiet(self) -> None:
+        self._called_at = time.monotonic()
+        _wait(lambda: time.monotonic() > self._called_at + _QUIET_S, "the coordinator does not come to rest")
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
     """Answers every check with commit."""
 
+    checks = 0
+
+    @classmethod
+    def were_more_than(cls, before: int) -> bool:
+        return cls.checks > before
+
     def do_POST(self) -> None:  # the name is the library's
         self.rfile.read(int(self.headers["content-length"]))
+        _Answer.checks += 1
         body = b'{"outcome":"commit"}'
         self.send_response(200)
         self.send_header("content-type", "application/json")
@@ -150,22 +190,18 @@ class _Caller:
     def commit(self, transaction_id: str) -> None:
         self._call("POST", f"/v1/transactions/{transaction_id}/end", {"outcome": "commit"})
 
-    def wait_until_committed(self, transaction_id: str) -> None:
-        until = time.monotonic() + 60
-        while self._call("GET", f"/v1/transactions/{transaction_id}")["state"] != "committed":
-            assert time.monotonic() < until, transaction_id
-            time.sleep(0.05)
-
 
 def _measure(recorder: _Recorder, caller: _Caller, check_port: int) -> dict[str, list[CallPath]]:
     caller.register(f"http://{HOST}:{check_port}/check")
     for _ in range(3):
         caller.commit(caller.prepare())
-    paths: dict[str, list[CallPath]] = {"idle": [], "prepare": [], "commit": [], "check": []}
+    recorder.learn_idle()
+    waits = caller.prepare(check_after_s=3600)
+    recorder.learn_waiting()
+    caller.commit(waits)
+    recorder.wait_until_quiet()
+    paths: dict[str, list[CallPath]] = {"prepare": [], "commit": [], "check": []}
     for _ in range(RUNS):
-        with recorder.recording() as path:
-            time.sleep(_CHECKED_WITHIN_S)
-        paths["idle"].append(path)
         with recorder.recording() as path:
             prepared = caller.prepare()
         paths["prepare"].append(path)
@@ -173,11 +209,13 @@ def _measure(recorder: _Recorder, caller: _Caller, check_port: int) -> dict[str,
             caller.commit(prepared)
         paths["commit"].append(path)
         # A check has no caller: it is what happens in a time in which nothing else is asked for.
-        checked = caller.prepare(check_after_s=1)
+        checks = _Answer.checks
+        caller.prepare(check_after_s=_CHECK_AFTER_S)
+        recorder.wait_until_quiet()
+        assert _Answer.checks == checks, "the check came before the prepare was over: this machine is too slow"
         with recorder.recording() as path:
-            time.sleep(_CHECKED_WITHIN_S)
+            _wait(partial(_Answer.were_more_than, checks), "the check does not come")
         paths["check"].append(path)
-        caller.wait_until_committed(checked)
     return paths
 
 
@@ -229,10 +267,9 @@ def main(bootstrap_servers: str) -> None:
 
 def _print(paths: dict[str, list[CallPath]]) -> None:
     figures = {}
-    idle = {call for path in paths.pop("idle") for call in path.calls}
     for name, runs in paths.items():
         print(f"--- {name}")  # noqa: T201
-        common = reduce(operator.and_, (Counter(call for call in path.calls if call not in idle) for path in runs))
+        common = reduce(operator.and_, (Counter(path.calls) for path in runs))
         shown = [path.only(common) for path in runs]
         shown[0].show()
         for figure in shown[0].figures():
