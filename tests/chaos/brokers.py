@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    ElectionType,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
     AclBinding,
     AclBindingFilter,
@@ -30,6 +37,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
     NewPartitions,
     NewTopic,
     OffsetSpec,
+    PartitionMetadata,
     ResourcePatternType,
     ResourceType,
 )
@@ -384,8 +392,8 @@ class BrokerCluster:
         anything, and the members of groups notice little.
         """
         broker, others = (shuffled := chance.sample(self.brokers, len(self.brokers)))[0], shuffled[1:]
-        places = sorted((name, number) for name in topics for number in self.ends(name))
-        self._move(places, [broker])
+        places = [place for place in self._replicas() if place[0] in topics]
+        self._move(dict.fromkeys(places, (broker.node.node_id,)))
         for name in topics:
             self.configure(name, {"unclean.leader.election.enable": "true"})
         broker.kill()
@@ -394,23 +402,40 @@ class BrokerCluster:
         self.wait_until_ready()
         for name in topics:
             self.configure(name, {"unclean.leader.election.enable": "false"})
-        self._move(places, [broker, *others])
+        self._move(dict.fromkeys(places, tuple(one.node.node_id for one in (broker, *others))))
         return ends
 
-    def _move(self, places: Collection[tuple[str, int]], brokers: Sequence[Broker]) -> None:
-        """Move partitions to these brokers, and wait until all replicas are in sync."""
-        wanted = [broker.node.node_id for broker in brokers]
+    def let_others_lead(self) -> None:
+        """Make another replica of each partition the preferred one, and let Kafka elect those."""
+        self._move({place: [*ids[1:], ids[0]] for place, ids in self._replicas().items()})
+        self.admin.elect_leaders(ElectionType.PREFERRED, None).result(60)
+
+    def move_some(self, chance: random.Random) -> None:
+        """Move some of the internal topics, Kafka's too, to two brokers, enough for `min.insync.replicas`, and back."""
+        internal = [place for place in self._replicas() if place[0].startswith("_")]
+        names = sorted({name for name, _ in internal})
+        chosen = chance.sample(names, chance.randrange(1, len(names) + 1))
+        for size in (2, 2, len(NODES)):
+            self._move({place: chance.sample(NODES, size) for place in internal if place[0] in chosen})
+
+    def _replicas(self) -> dict[tuple[str, int], list[int]]:
+        """Return the brokers of each partition; the first one is to lead it."""
+        topics = sorted(self.admin.list_topics(timeout=30).topics.items())
+        return {(name, number): one.replicas for name, topic in topics for number, one in topic.partitions.items()}
+
+    def _move(self, wanted: Mapping[tuple[str, int], Sequence[int]]) -> None:
+        """Move partitions to these brokers, and wait until all replicas are in sync; those that are deleted count."""
 
         def is_done() -> bool:
             topics = self.admin.list_topics(timeout=30).topics
-            found = [topics[name].partitions[number] for name, number in places]
-            if all(one.replicas == wanted and set(one.isrs) == set(wanted) and one.leader > 0 for one in found):
+            found = {place: topics[place[0]].partitions.get(place[1]) for place in wanted if place[0] in topics}
+            if all(one is None or _are_at(one, wanted[place]) for place, one in found.items()):
                 return True
             with suppress(OSError):
-                reassign(brokers[0].address, dict.fromkeys(places, wanted))
+                reassign(self.brokers[0].address, wanted)
             return False
 
-        _insist(is_done, f"{places} are not on {wanted}")
+        _insist(is_done, f"they are not on their brokers: {wanted}")
 
     def values_since(self, topic: str, since: Mapping[int, int]) -> list[tuple[int, bytes]]:
         """Return the partition and the value of each committed record of a topic from these offsets on."""
@@ -486,6 +511,10 @@ class BrokerCluster:
         for broker in self.brokers:
             if broker.running:
                 broker.kill()
+
+
+def _are_at(one: PartitionMetadata, brokers: Sequence[int]) -> bool:
+    return one.replicas == [*brokers] and set(one.isrs) == set(brokers) and one.leader > 0
 
 
 def _insist(act: Callable[[], bool], otherwise: str) -> None:
