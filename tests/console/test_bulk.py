@@ -73,6 +73,63 @@ async def test_selected_rows_alone_are_resumed_and_what_became_of_them_is_said(
     assert (await shop.rest.show(shop.id("se-2")))["state"] == "parked"
 
 
+@pytest.mark.parametrize("answer, became", [("commit", "2 committed"), ("unknown", "2 parked again")])
+async def test_what_became_of_what_was_resumed_counts_nothing_else(
+    page: Page, shop: Shop, endpoint: CheckEndpoint, answer: str, became: str
+) -> None:
+    """The filter also finds what was never parked, and what is parked later."""
+    await shop.group(url=endpoint.url, policy=IMPATIENT)
+    await shop.prepared(["nb-1", "nb-2"])
+    for name in ("nb-1", "nb-2"):
+        await shop.rest.until(shop.id(name), "parked")
+    await shop.prepared(["nb-3"])
+    await shop.rest.commit(shop.id("nb-3"))
+    endpoint.answer(answer)
+    await page.goto(shop.at("transactions?state=parked&group=shop"))
+    await page.get_by_role("button", name="Resume all…").click()
+    await begin(page)
+    await expect(action(page)).to_contain_text(f"Since then: {became}.")
+    await shop.prepared(["nb-4"])
+    await shop.rest.commit(shop.id("nb-4"))
+    await expect(action(page)).to_contain_text(f"Since then: {became}.")
+
+
+async def test_all_rows_of_a_page_are_selected_at_once(page: Page, shop: Shop) -> None:
+    """With the keyboard too. What has ended is not among them."""
+    await shop.group("shop")
+    await shop.prepared(["pa-1", "pa-2", "pa-3"])
+    await shop.rest.commit(shop.id("pa-2"))
+    await page.goto(shop.at("transactions"))
+    await page.get_by_label("Select all 2 on this page").focus()
+    await page.keyboard.press("Space")
+    await expect(page.get_by_role("button", name="Commit 2 selected…")).to_be_visible()
+    await page.get_by_label(f"Select {shop.id('pa-1')}").uncheck()
+    await expect(page.get_by_role("button", name="Commit 1 selected…")).to_be_visible()
+    await page.get_by_label("Select all 2 on this page").check()
+    await page.get_by_label("Select all 2 on this page").uncheck()
+    await expect(page.get_by_role("button", name="Commit all…")).to_be_visible()
+
+
+@pytest.mark.parametrize("ends", ["before the dialog", "during the dialog"])
+async def test_an_action_on_selected_rows_never_comes_to_be_one_on_all(page: Page, shop: Shop, ends: str) -> None:
+    """Although all that were selected have ended meanwhile, and have left the list."""
+    await shop.group("shop")
+    await shop.prepared(["di-1", "di-2"])
+    await page.goto(shop.at("transactions?state=prepared"))
+    await page.get_by_label(f"Select {shop.id('di-1')}").check()
+    button = page.get_by_role("button", name="Roll back 1 selected…")
+    if ends == "during the dialog":
+        await button.click()
+    await shop.rest.commit(shop.id("di-1"))
+    await expect(page.locator("table a")).to_have_text([shop.id("di-2")])
+    if ends == "before the dialog":
+        await button.click()
+    await expect(page.get_by_role("dialog")).to_contain_text("Roll back 1 selected")
+    await begin(page)
+    await expect(action(page).locator("[role=status]").first).to_have_text("done: 1 of 1, 0 failed")
+    assert (await shop.rest.show(shop.id("di-2")))["state"] == "prepared"
+
+
 @pytest.mark.parametrize("name, state", [("Commit", "committed"), ("Roll back", "rolled_back")])
 async def test_all_that_a_filter_finds_are_ended_with_the_reason_as_their_remark(
     page: Page, shop: Shop, name: str, state: str

@@ -1,18 +1,22 @@
 // One action on every transaction that a filter finds: lists what matches, sends that as a batch, and lists again, no
-// faster than a rate. It runs in this page and ends with it. It keeps counts, the last failures and the ids of one page.
+// faster than a rate. It runs in this page and ends with it. It keeps counts, the last failures, the last that it has
+// resumed, and the ids of one page.
 
 import { useEffect, useState } from "../vendor/htm-preact.js";
 import { call, Problem, unreachable } from "./api.js";
 
 export const MAX_RATE = 500;
 export const MAX_FAILURES = 100;
+export const MAX_FOLLOWED = 1000;
+const FOLLOWED_AT_ONCE = 100;
 const ITEM_PATIENCE_MS = 60_000; // one transaction is tried for so long, while others have results
 const PAUSE_MS = 1000;
 const LATER = new Set([429, 503]);
 const NEEDS_OPERATOR = new Set(["topic_unavailable", "not_authorised"]); // with one of these statuses, but time does not mend it
 const MEANWHILE = new Set([404, 409, 410]); // ended, parked or resumed since it was listed: there is nothing to do
 
-const AFTER = ["prepared", "parked", "committed", "rolled_back"];
+const AFTER = ["committed", "rolled_back", "prepared", "parked", "forgotten"];
+const OPEN = new Set(["prepared", "parked"]);
 
 const ACTIVE = new Set(["running", "stopping"]);
 const listeners = new Set();
@@ -38,18 +42,19 @@ export function isActive(run = current) {
   return run !== null && ACTIVE.has(run.state);
 }
 
-// `wanted`: {action, states, filter, description, reason, rate}, or with the ids of one page in place of the filter
+// `wanted`: {action, states, filter, description, reason, rate}, or with the ids of one page in place of the filter.
+// `followed` is what was resumed, by id with its state, the latest last.
 export function start(wanted) {
   if (isActive()) return;
-  current = { ...wanted, state: "running", done: 0, meanwhile: 0, failed: 0, left: null, failures: [], waiting: null, problem: null, wake: null, aborted: new AbortController() };
+  current = { followed: new Map(), ...wanted, state: "running", done: 0, meanwhile: 0, failed: 0, left: null, failures: [], waiting: null, problem: null, wake: null, aborted: new AbortController() };
   addEventListener("beforeunload", warn);
   changed();
   void work(current);
 }
 
 export function startAgain() {
-  const { action, states, filter, ids, description, reason, rate } = current;
-  start({ action, states, filter, ids, description, reason, rate });
+  const { action, states, filter, ids, description, reason, rate, followed } = current;
+  start({ action, states, filter, ids, description, reason, rate, followed });
 }
 
 // Sends no further batch.
@@ -132,14 +137,28 @@ function pageOf(ids, first, size) {
   return { transactions: ids.slice(first, first + size).map((id) => ({ id })), count: ids.length - first, next };
 }
 
-// Returns how many of what it has acted on are in each state now: of the ids, or of what the filter finds in any state.
-export async function becameOf(run, signal) {
-  if (run.ids) {
-    const states = await Promise.all(run.ids.map(async (id) => (await call(`/transactions/${encodeURIComponent(id)}`, { signal })).state));
-    return AFTER.map((state) => [state, states.filter((one) => one === state).length]);
+// Asks what became of what was resumed, some each time; returns how many are in each state, as far as is known.
+export async function becameOf({ followed }, signal) {
+  const asked = [...followed.keys()].filter((id) => OPEN.has(followed.get(id))).slice(0, FOLLOWED_AT_ONCE);
+  for (const id of asked) follow(followed, id, followed.get(id)); // the next time the others come first
+  await Promise.all(asked.map(async (id) => followed.set(id, await stateOf(id, signal))));
+  const states = [...followed.values()];
+  return AFTER.map((state) => [state, states.filter((one) => one === state).length]).filter(([, number]) => number > 0);
+}
+
+function follow(followed, id, state) {
+  followed.delete(id);
+  followed.set(id, state);
+  if (followed.size > MAX_FOLLOWED) followed.delete(followed.keys().next().value);
+}
+
+async function stateOf(id, signal) {
+  try {
+    return (await call(`/transactions/${encodeURIComponent(id)}`, { signal })).state;
+  } catch (error) {
+    if (error instanceof Problem && (error.status === 404 || error.status === 410)) return "forgotten";
+    throw error;
   }
-  const { error, ...filter } = run.filter; // the last error is gone with the checks
-  return Promise.all(AFTER.map(async (state) => [state, (await call("/transactions", { query: { ...filter, state, limit: 1 }, signal })).count]));
 }
 
 // Returns the answer to each item, or null if the batch has no answer.
@@ -178,8 +197,10 @@ async function ask(run, path, options) {
 
 // Counts the result of a transaction; returns false if it is to be tried again.
 function settle(run, id, { status, problem }, triedAt) {
-  if (status < 400) run.done += 1;
-  else if (MEANWHILE.has(status)) run.meanwhile += 1;
+  if (status < 400) {
+    run.done += 1;
+    if (run.action === "resume") follow(run.followed, id, "prepared");
+  } else if (MEANWHILE.has(status)) run.meanwhile += 1;
   else if (LATER.has(status) && !NEEDS_OPERATOR.has(problem.error_code) && Date.now() - triedAt < ITEM_PATIENCE_MS) return false;
   else {
     run.failed += 1;

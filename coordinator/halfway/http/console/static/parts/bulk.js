@@ -1,14 +1,14 @@
 // The bulk action of this page, above every view: its progress, how to stop it, and what failed.
 
 import { html, useEffect, useRef } from "../vendor/htm-preact.js";
-import { becameOf, dismiss, isActive, MAX_FAILURES, startAgain, stop, useBulk } from "../lib/bulk.js";
+import { becameOf, dismiss, isActive, MAX_FAILURES, MAX_FOLLOWED, startAgain, stop, useBulk } from "../lib/bulk.js";
 import { count, countOf, duration, words } from "../lib/format.js";
 import { useLoad } from "../lib/load.js";
 import { to } from "../lib/router.js";
 import { ACTIONS } from "./act.js";
 import { Badge, Failure, Table } from "./common.js";
 
-const BECAME_EVERY_S = 5;
+const BECAME_EVERY_S = 2;
 
 export function Bulk() {
   const run = useBulk();
@@ -18,13 +18,13 @@ export function Bulk() {
 // What became of what was resumed: asked for again as long as the panel is open.
 function Became({ run }) {
   const { data, problem } = useLoad((signal) => becameOf(run, signal), [run.description], { everyS: () => BECAME_EVERY_S });
-  if (problem) return html`<${Failure} problem=${problem} />`;
-  if (!data) return null;
   const one = ([state, number]) => {
-    const text = `${number === null ? "" : count(number)} ${words(state)}`;
-    return run.ids ? text : html`<a href=${to("transactions", null, { ...run.filter, error: "", state })}>${text}</a>`;
+    const text = `${count(number)} ${words(state)}`;
+    return state === "parked" ? html`<a href=${to("transactions", null, { ...run.filter, error: "", state })}>${text} again</a>` : text;
   };
-  return html`<p>Since then: ${data.map((entry, index) => html`${index > 0 ? ", " : ""}${one(entry)}`)}.${run.ids ? null : html` <span class="hint">That is what the filter finds now; outcomes are remembered for a while only.</span>`}</p>`;
+  return html`
+    ${problem ? html`<${Failure} problem=${problem} />` : null}
+    ${data ? html`<p>${run.followed.size < MAX_FOLLOWED ? "Since then" : `Of the last ${count(MAX_FOLLOWED)}`}: ${data.map((entry, index) => html`${index > 0 ? ", " : ""}${one(entry)}`)}.</p>` : null}`;
 }
 
 function Run({ run }) {
@@ -60,7 +60,7 @@ function Run({ run }) {
       <li><${Badge} of="failed" tone=${run.failed > 0 ? "bad" : "calm"} /> <b>${count(run.failed)}</b></li>
     </ul>
     ${run.action === "check" && run.done > 0 ? html`<p class="hint">“asked” means that the group was asked. Its answer is in the history of each transaction.</p>` : null}
-    ${run.action === "resume" && !active && run.done > 0 ? html`<${Became} run=${run} />` : null}
+    ${!active && run.followed.size > 0 ? html`<${Became} run=${run} />` : null}
     <p class="hint">Reason: <span class="long-text">${run.reason}</span></p>
     ${run.failures.length > 0
       ? html`<details class="failures" open>

@@ -27,7 +27,8 @@ const CAUSES = ["", "producer", "check", "operator", "policy"];
 
 export function Transactions({ query }) {
   const [acting, setActing] = useState(null);
-  const [selected, setSelected] = useState([]);
+  // They stay selected if they leave the list: else buttons for them would become those for all, under the pointer.
+  const [chosen, setChosen] = useState([]);
   const filter = Object.fromEntries(FILTERS.filter((name) => query[name]).map((name) => [name, query[name]]));
   const page = Number(query.page ?? 1);
   const { data, problem, at, loading, reload } = useLoad(
@@ -39,13 +40,16 @@ export function Transactions({ query }) {
     [filter, query.cursor ?? null],
     { everyS: ({ tookS }) => Math.max(EVERY_S, SHARE * tookS) },
   );
-  useEffect(() => setSelected([]), [JSON.stringify([filter, query.cursor])]);
+  useEffect(() => setChosen([]), [JSON.stringify([filter, query.cursor])]);
   const actions = actionsOf(filter, data);
-  const chosen = selected.filter((id) => data?.transactions.some((transaction) => transaction.id === id));
-  const choose = (id) => setSelected((ids) => (ids.includes(id) ? ids.filter((one) => one !== id) : [...ids, id]));
+  const choose = (id) => setChosen((ids) => (ids.includes(id) ? ids.filter((one) => one !== id) : [...ids, id]));
+  const selectable = actions.length > 0 ? data.transactions.filter(({ state }) => !FINAL_STATES.has(state)).map(({ id }) => id) : [];
+  const all = selectable.every((id) => chosen.includes(id));
+  const act = (action) =>
+    setActing(chosen.length > 0 ? { action, target: { ids: chosen }, description: `${chosen.length} selected` } : { action, target: { filter }, description: filterText(filter) });
   const close = () => {
     setActing(null);
-    setSelected([]);
+    setChosen([]);
     reload();
   };
   return html`
@@ -56,12 +60,14 @@ export function Transactions({ query }) {
     <${Filters} filter=${filter} key=${JSON.stringify(filter)} />
     <${Failure} problem=${problem} at=${data ? at : null} reload=${reload} />
     ${actions.length > 0
-      ? html`<div class="actions"><span>${chosen.length > 0 ? "Selected:" : "All matching:"}</span><${ActButtons} actions=${actions} suffix=${chosen.length > 0 ? ` ${chosen.length} selected` : " all"} onChoose=${setActing} /></div>`
+      ? html`<div class="actions">
+          ${selectable.length > 0 ? html`<label><input type="checkbox" checked=${all} onChange=${() => setChosen(all ? [] : selectable)} />Select all ${selectable.length} on this page</label>` : null}
+          <span>${chosen.length > 0 ? "Selected:" : "All matching:"}</span><${ActButtons} actions=${actions} suffix=${chosen.length > 0 ? ` ${chosen.length} selected` : " all"} onChoose=${act} /></div>`
       : null}
     ${!data && !problem ? html`<${Loading} what="transactions" />` : null}
     ${data ? html`<div class=${problem ? "stale" : ""}><${Rows} transactions=${data.transactions} filtered=${Object.keys(filter).length > 0} page=${page} chosen=${chosen} onChoose=${actions.length > 0 ? choose : null} /></div>` : null}
     ${data ? html`<${Pages} page=${page} next=${data.next} address=${(target) => to("transactions", null, { ...filter, ...target })} />` : null}
-    ${acting ? html`<${ActDialog} action=${acting} target=${chosen.length > 0 ? { ids: chosen } : { filter }} description=${chosen.length > 0 ? `${chosen.length} selected` : filterText(filter)} onClose=${close} />` : null}`;
+    ${acting ? html`<${ActDialog} ...${acting} onClose=${close} />` : null}`;
 }
 
 function actionsOf(filter, data) {
