@@ -283,6 +283,9 @@ class Changes:
             for key_id in ids
         ]
         if self._prune:
+            if groups and not self._declared.groups:  # mostly what made the file has failed
+                remedy = "name one that stays, or remove each with `halfway groups delete`"
+                fail(f"the file names no group, and --prune would remove all that there are ({len(groups)}): {remedy}")
             if mine := [key for key, key_id in keys if key_id == own_key]:
                 fail(f"{_key_text(mine[0])}: --prune would revoke the key of this command: name it in the file")
             steps += [Step(text=f"- group {name}", act=partial(self._delete_group, name)) for name in groups]

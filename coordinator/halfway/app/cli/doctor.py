@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
@@ -33,9 +33,22 @@ _TRIED_S: Final = 30.0
 _REMEDY: Final = "give all instances the same HALFWAY_MASTER_SECRET or HALFWAY_PEER_CREDENTIAL"
 
 
-def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -> int:
+def examine(load: Callable[[], Settings], destinations: Sequence[str], *, as_json: bool) -> int:
     """Print what a start needs and whether it is there; return exit status 1 if something is wrong."""
     configure(level="critical")  # the findings say it
+    try:
+        findings = _look(load(), destinations)
+    except ConfigurationError as error:
+        findings = [Finding(check="settings", ok=False, detail=error.detail)]
+    shown = {True: "ok", False: "wrong", None: "unknown"}
+    if as_json:
+        say(json_line([{"check": one.check, "result": shown[one.ok], "detail": one.detail} for one in findings]))
+    else:
+        say_rows(("result", "check", "detail"), [(shown[one.ok], one.check, one.detail) for one in findings])
+    return int(any(one.ok is False for one in findings))
+
+
+def _look(settings: Settings, destinations: Sequence[str]) -> list[Finding]:
     peers = partial(trusting, "HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
     findings = [
         Finding.of("access to the API", partial(demand_guarded, settings)),
@@ -65,12 +78,7 @@ def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -
         asyncio.run(look())
     except HalfwayError as error:
         findings.append(Finding(check="Kafka", ok=False, detail=error.detail))
-    shown = {True: "ok", False: "wrong", None: "unknown"}
-    if as_json:
-        say(json_line([{"check": one.check, "result": shown[one.ok], "detail": one.detail} for one in findings]))
-    else:
-        say_rows(("result", "check", "detail"), [(shown[one.ok], one.check, one.detail) for one in findings])
-    return int(any(one.ok is False for one in findings))
+    return findings
 
 
 def _try_quotas(config: KafkaConfig, shown: str) -> str:

@@ -65,11 +65,9 @@ def serve(config: Path | None, workers: str | None, worker: int | None) -> None:
 
 @halfway.command()
 @config_option
+@click.option("--port", type=click.IntRange(0, 65_535), help="REST port, over HALFWAY_PORT (8080); 0: a free one.")
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="REST port; 0: a free one."
-)
-@click.option(
-    "--health-port", type=click.IntRange(0, 65_535), default=8081, show_default=True, help="Health port; 0: a free one."
+    "--health-port", type=click.IntRange(0, 65_535), help="Health port, over HALFWAY_HEALTH_PORT (8081); 0: a free one."
 )
 @click.option(
     "--kafka-port", type=click.IntRange(0, 65_535), default=0, help="Kafka's port; 0, the default: a free one."
@@ -91,11 +89,14 @@ def serve(config: Path | None, workers: str | None, worker: int | None) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready.")
 @click.option("--with-parent", is_flag=True, help="Stop when standard input is closed.")
-def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...], **options: Any) -> None:
+def dev(
+    config: Path | None, port: int | None, health_port: int | None, topics: tuple[str, ...], **options: Any
+) -> None:
     """Run a Kafka broker and the coordinator together on 127.0.0.1 until stopped."""
     from halfway.app.dev import DevOptions, run_dev
 
-    over = {"host": "127.0.0.1", "health_host": "127.0.0.1", "port": port, "health_port": health_port}
+    ports = {name: one for name, one in (("port", port), ("health_port", health_port)) if one is not None}
+    over = {"host": "127.0.0.1", "health_host": "127.0.0.1"} | ports
     dev_options = DevOptions(topics=_topics(topics), **options)
     sys.exit(
         run_dev(
@@ -152,7 +153,7 @@ def doctor(config: Path | None, topics: tuple[str, ...], as_json: bool) -> None:
     """Look at Kafka and the settings as a start does, show all that is wrong with its remedy, and change nothing."""
     from halfway.app.cli.doctor import examine
 
-    sys.exit(examine(load_settings(config), topics, as_json=as_json))
+    sys.exit(examine(partial(configuration.load, file=config), topics, as_json=as_json))
 
 
 def _topics(texts: tuple[str, ...]) -> dict[str, int]:

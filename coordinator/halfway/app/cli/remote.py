@@ -123,10 +123,11 @@ class Remote:
             for error in (errors if isinstance(errors, list) else ())
             if isinstance(error, dict)
         ]
-        if [detail for _, detail in wrong] == lines:  # one wrong field is the whole of it
-            lines = [f"{field}: {detail}" for field, detail in wrong]
+        told = [f"{field}: {detail}" for field, detail in wrong]
+        if lines in ([detail for _, detail in wrong], told):  # one wrong field is the whole of it
+            lines = told
         else:
-            lines += [f"  {field}: {detail}" for field, detail in wrong]
+            lines += [f"  {one}" for one in told]
         if status == _UNAUTHENTICATED:
             lines.append("set HALFWAY_TOKEN (or HALFWAY_TOKEN_FILE, or --token) to a key that is valid there")
         elif problem.get("error_code") == "unknown_path":

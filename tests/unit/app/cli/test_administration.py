@@ -60,14 +60,16 @@ NO_AUTHORITY = {"HALFWAY_KAFKA__SECURITY_PROTOCOL": "SSL", "HALFWAY_KAFKA__SSL_C
 @pytest.mark.parametrize(
     "settings, named",
     [
+        ({"HALFWAY_SHARDS": "many"}, "HALFWAY_SHARDS"),
         ({}, "HALFWAY_KAFKA__BOOTSTRAP_SERVERS"),
         (NO_AUTHORITY | {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9"}, "HALFWAY_KAFKA__SSL_CA_LOCATION"),
     ],
-    ids=["no broker", "no authority"],
+    ids=["no number", "no broker", "no authority"],
 )
-def test_the_doctor_finds_settings_with_which_no_client_can_be_made(
+def test_the_doctor_finds_settings_with_which_no_start_can_begin(
     settings: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As findings: with --json a pipeline gets JSON."""
     monkeypatch.setattr("halfway.app.cli.doctor.configure", lambda **_: None)  # it would silence this process
     result = CliRunner().invoke(halfway, ["doctor", "--json"], env={"HALFWAY_HOST": "127.0.0.1", **settings})
     assert result.exit_code == 1

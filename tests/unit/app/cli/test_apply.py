@@ -138,6 +138,16 @@ def test_too_many_are_refused_before_the_first_change(
     assert "name fewer, or remove some first" in ended.stderr
 
 
+@pytest.mark.parametrize("text", ["", "keys = []", '[[keys]]\nkind = "group"\nname = "shop"\n'])
+def test_a_file_that_names_no_group_prunes_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is mostly the output of a command that failed. The URL leads nowhere."""
+    monkeypatch.setattr(declarations, "read_deployment", lambda _: Deployment(groups={"books": STATE}, keys={}))
+    arguments = ["apply", "-", "--url", "http://127.0.0.1:1", "--prune", "--show-keys"]
+    ended = CliRunner().invoke(halfway, arguments, input=text)
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert "the file names no group, and --prune would remove all that there are (1)" in ended.stderr
+
+
 def test_a_file_without_keys_leaves_them_alone(tmp_path: Path) -> None:
     file = tmp_path / "groups.toml"
     file.write_text(GROUP)

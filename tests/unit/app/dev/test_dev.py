@@ -88,6 +88,16 @@ def test_a_taken_port_is_named_with_its_option_before_kafka_starts(option: str, 
     )
 
 
+@pytest.mark.parametrize("option", ["--port", "--health-port"])
+def test_a_port_that_is_set_is_taken_unless_an_option_overrides_it(option: str, used_port: str) -> None:
+    variable, free = f"HALFWAY{option.replace('-', '_').upper()[1:]}", str(pick_port())
+    other = {"--port": "--health-port", "--health-port": "--port"}[option]
+    result = dev(other, "0", **{variable: used_port})
+    assert f"cannot listen on port {used_port} of 127.0.0.1" in result.stderr
+    with pytest.raises(AssertionError, match="Kafka was started"):
+        dev(other, "0", option, free, **{variable: used_port})
+
+
 def test_the_port_for_checks_is_judged_only_if_it_is_needed(used_port: str) -> None:
     """Also before Kafka starts."""
     result = dev(*free_ports(), "--check-echo", "commit", "--check-port", used_port)
