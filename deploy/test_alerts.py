@@ -5,6 +5,8 @@ Minutes are not waited for: scrapes follow each other at once, and the alerts se
 """
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
@@ -41,6 +43,7 @@ from tests.support.coordinator.topics import Cluster
 from tests.support.ids import new_id
 from tests.support.pipeline.fixtures import Command
 from tests.support.pipeline.histories import Rogue, as_messages
+from tests.support.processes import children
 from tests.support.waiting import eventually
 
 NEVER_GIVES_UP = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1000}
@@ -206,6 +209,24 @@ async def test_an_instance_gets_no_cpu(new_coordinator: NewCoordinator, connect:
     await asyncio.sleep(0.6)
     coordinator.resume()
     return await Scrapes(a=rest).take(14)
+
+
+@fires("HalfwayWorkersDie", besides=["HalfwayShardUnserved"])
+async def test_workers_are_killed(
+    new_coordinator: NewCoordinator, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> Scrapes:
+    """A service of two, whose supervisor runs its own command again."""
+    monkeypatch.setattr(CoordinatorProcess, "warm", False)
+    service = new_coordinator({"HALFWAY_WORKERS": "2", "HALFWAY_SESSION_TIMEOUT_S": "10"})
+    rest = connect(service.start())
+    await counted(rest, 1, "halfway_ready")
+    scrapes = await Scrapes(a=rest).take(3)
+    for deaths in range(2):
+        os.kill(children(service.pid)[0], signal.SIGKILL)
+        await counted(rest, deaths, "halfway_worker_replaced_total")
+        await counted(rest, 1, "halfway_ready")
+        await scrapes.take(3)
+    return scrapes
 
 
 class ShiftedCoordinator(CoordinatorProcess):
