@@ -16,6 +16,7 @@ from halfway.kafka.topics.provisioning import Finding, InternalTopics
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError, NotAuthorisedError
 from tests.support.brokers.guarded import USERS, GuardedKafka
 from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
+from tests.support.coordinator.topics import Cluster
 from tests.support.ownership.cluster_harness import PATIENCE_S, config_of, create_topics
 
 pytestmark = pytest.mark.xdist_group("guarded_kafka")
@@ -120,6 +121,7 @@ async def test_a_look_at_everything_names_each_missing_acl_with_its_command_and_
     for check in (*(f"{operation} on {what}" for operation in operations for what in (own, others)), f"Read on {own}"):
         assert found[check].ok is False, check
         assert f"--operation {check.split()[0]}" in found[check].detail
+        assert f"{guarded_kafka.guarded_servers} --command-config admin.properties --add" in found[check].detail
         assert f"'{destination}'" in found[check].detail or "prefixed" in found[check].detail
     for check in (f"Read and Describe on group {config.cursors_group}", f"topic {config.half_topic}"):
         assert "kafka-acls.sh" in found[check].detail
@@ -145,6 +147,10 @@ async def test_a_look_at_everything_names_each_missing_acl_with_its_command_and_
     assert {one.ok for one in (await examined(config, destination)).values()} == {True}
     fewer = dataclasses.replace(config, shards=config.shards - 1)
     assert f"HALFWAY_SHARDS={config.shards}" in (await examined(fewer))["HALFWAY_SHARDS"].detail
+
+    await Cluster(guarded_kafka.bootstrap_servers).delete_topic(config.parked_topic)
+    lost = (await examined(config))[f"topic {config.parked_topic}"]
+    assert (lost.ok, "what the topic held is lost" in lost.detail) == (False, True)
 
 
 async def test_a_topic_that_halfway_may_not_see_is_not_authorised(guarded_kafka: GuardedKafka) -> None:

@@ -332,6 +332,12 @@ class KafkaConfig(KafkaSettings):
             overrides,
         )
 
+    @property
+    def for_tools(self) -> str:
+        """Return what Kafka's own tools need after `--bootstrap-server`; for a guarded listener a login too."""
+        is_open = self.properties.get("security.protocol", "plaintext").lower() == "plaintext"
+        return self.properties["bootstrap.servers"] + ("" if is_open else " --command-config admin.properties")
+
     def make_producer(self, **overrides: Any) -> Producer:
         return self.clients.producer(self.producer(**overrides))
 
@@ -471,7 +477,7 @@ def acl_command(config: KafkaConfig, flags: str, operations: Sequence[str]) -> s
     """Return the whole command that allows operations on a resource."""
     user = config.properties.get("sasl.username", "<halfway's user>")
     return (
-        f"kafka-acls.sh --bootstrap-server {config.properties['bootstrap.servers']} --add "
+        f"kafka-acls.sh --bootstrap-server {config.for_tools} --add "
         f"--allow-principal 'User:{user}' {flags} " + " ".join(f"--operation {operation}" for operation in operations)
     )
 

@@ -50,7 +50,7 @@ _KINDS: Final = ("half", "op", "parked", "owners")
 
 def stuck_remedy(config: KafkaConfig, shard: int) -> str:
     """Return what an operator can do if a shard cannot be acquired, and the error has no remedy of its own."""
-    bootstrap = config.properties["bootstrap.servers"]
+    bootstrap = config.for_tools
     topics = "|".join(config.topic(kind).replace(".", "[.]") for kind in _KINDS)
     minutes = math.ceil(config.transaction_timeout_s / 60)  # without it none is found that began within 15 minutes
     hanging = "; ".join(

@@ -45,6 +45,7 @@ from halfway.kafka.topics.required_config import (
     FoundTopic,
     Problem,
     TopicPlan,
+    missing_topic,
     plans,
     problems,
     require_tested_shard_count,
@@ -265,6 +266,7 @@ class _Session:
         self._ignored = ignored
         self._skipped = skipped
         self._requests = AdminRequests(config, deadline, cancelled)
+        self._is_recorded = False  # whether owners says that there was a start
         self._silent: set[int] = set()  # brokers that did not answer at their advertised addresses
 
     def ensure(self) -> None:
@@ -330,13 +332,14 @@ class _Session:
             return  # nobody answers: all else would only be that once more
         planned, found = plans(self._config, len(brokers)), dict[str, FoundTopic]()
         yield from self._permissions(f"topics {self._config.prefix}*", [plan.name for plan in planned])
-        for plan in planned:
+        owners = self._config.owners_topic
+        for plan in sorted(planned, key=lambda one: one.name != owners):  # it shows whether the others have ever been
             yield Finding.of(f"topic {plan.name}", partial(self._find, plan, found))
-        for problem in problems(planned, found, bootstrap=self._requests.bootstrap, recorded=True):
+            if plan.name == owners in found:
+                yield Finding.of("HALFWAY_SHARDS", self._verify_shards)
+        for problem in problems(planned, found, bootstrap=self._config.for_tools, recorded=True):
             if problem.setting != "topic":
                 yield Finding(check=f"{problem.setting} of {problem.topic}", ok=False, detail=str(problem))
-        if self._config.owners_topic in found:
-            yield Finding.of("HALFWAY_SHARDS", self._verify_shards)
         if self._config.op_topic in found:
             yield Finding.of("clock", self._verify_clock)
         for group in (self._config.cursors_group, self._config.members_group):
@@ -397,10 +400,12 @@ class _Session:
         return Finding(check=check, ok=True, detail=detail)
 
     def _find(self, plan: TopicPlan, found: dict[str, FoundTopic]) -> str | None:
-        """Add a topic to those found; if it is missing, raise ConfigurationError if it could not be created."""
+        """Add a topic to those found; ConfigurationError if it is lost, or is missing and cannot be created."""
         found |= self._describe([plan])
         if plan.name in found:
             return None
+        if self._is_recorded and plan.kind not in _ADDED_LATER:
+            raise ConfigurationError(str(missing_topic(plan.name)))
         self._create([plan], validate_only=True)
         return "it is missing: the first start creates it"
 
@@ -423,6 +428,7 @@ class _Session:
     def _verify_shards(self) -> None:
         record = ShardCountRecord(self._config, self._skipped, self._requests.deadline, self._requests.check)
         layout, _ = record.read()
+        self._is_recorded = layout is not None
         if layout is not None:
             record.verify(layout)
 
@@ -440,7 +446,7 @@ class _Session:
                         used=used,
                         reason="the number of shards was written down when the topics were created",
                     )
-        return problems(planned, found, bootstrap=self._requests.bootstrap, recorded=recorded)
+        return problems(planned, found, bootstrap=self._config.for_tools, recorded=recorded)
 
     # --- brokers and groups
 

@@ -155,16 +155,21 @@ def problems(
     for plan in planned:
         topic = found.get(plan.name)
         if topic is None:
-            remedy = (
-                "run halfway topics create; instances that run write again what they have in memory, the rest of what "
-                "the topic held is lost"
-            )
-            unsafe.append(Problem(topic=plan.name, setting="topic", found="missing", needed="present", remedy=remedy))
+            unsafe.append(missing_topic(plan.name))
             continue
         unsafe += _shape_problems(plan, topic, bootstrap, recorded=recorded)
         unsafe += _setting_problems(plan, topic, bootstrap)
     names = {plan.kind: plan.name for plan in planned}
     return unsafe + _size_problem(names["half"], names["parked"], found, bootstrap)
+
+
+def missing_topic(name: str) -> Problem:
+    """Return the problem of a topic that a start had created."""
+    remedy = (
+        "run halfway topics create; instances that run write again what they have in memory, the rest of what "
+        "the topic held is lost"
+    )
+    return Problem(topic=name, setting="topic", found="missing", needed="present", remedy=remedy)
 
 
 def _shape_problems(plan: TopicPlan, topic: FoundTopic, bootstrap: str, *, recorded: bool) -> list[Problem]:

@@ -62,8 +62,7 @@ def _look(settings: Settings, destinations: Sequence[str]) -> list[Finding]:
         topics = InternalTopics(config)
         try:
             findings.extend(found := await topics.examine(destinations))
-            servers = config.properties["bootstrap.servers"]
-            command = f"kafka-configs.sh --bootstrap-server {servers} --describe --entity-type users"
+            command = f"kafka-configs.sh --bootstrap-server {config.for_tools} --describe --entity-type users"
             quotas = f"only `{command}` shows them (also with clients, and with both types)"
             if all(one.ok for one in found):
                 findings.append(await asyncio.to_thread(Finding.of, _QUOTAS, partial(_try_quotas, config, quotas)))
