@@ -68,7 +68,7 @@ export function Note({ tone = "info", title, children, role = "status" }) {
 // Why a call failed, and whether it is retried automatically.
 export function Failure({ problem, at = null, reload }) {
   if (!problem) return null;
-  const title = problem.status === 403 ? "Not allowed." : problem.status === 0 ? "Not reachable." : "Refused.";
+  const title = problem.status === 403 ? "Not allowed." : problem.status === 0 ? "Not reachable." : problem.isTransient ? "Not available now." : "Refused.";
   return html`<${Note} tone=${problem.isTransient ? "warn" : "bad"} title=${title} role="alert">
     ${problem.detail} <span class="code">${problem.code}</span>
     ${at ? html` The data shown is stale, as of ${clock(at)}.` : null}
