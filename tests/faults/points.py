@@ -43,7 +43,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "acquire.1.fence_acquirers": (_ACQUIRE, "Acquisition._fence_acquirers"),
     "acquire.2.read_owners": (_FORMER_OWNERS, "FormerOwners._read"),
     "acquire.3.fence": (_FORMER_OWNERS, "fence"),
-    "acquire.3.fence_owners": (_FORMER_OWNERS, "FormerOwners._fence"),
+    "acquire.3.fence_owners": (_FORMER_OWNERS, "FormerOwners.fence"),
     "acquire.4.claim": (_ACQUIRE, "Acquisition._claim"),
     "acquire.4.produce_claim": (_ACQUIRE, "Acquisition._produce_claim"),
     "acquire.5.fold": (_ACQUIRE, "Acquisition._fold"),

@@ -16,6 +16,7 @@ from halfway.kafka.clients.transactional_producer import ProducerFailedError, Tr
 from halfway.kafka.ownership.former_owners import CLOCK, AcquireError, FencedOwners, LastClaim
 from halfway.kafka.records.codec import (
     BARRIER_KEY,
+    HEADER_LANE,
     KIND_BARRIER,
     KIND_OWNER,
     LAYOUT_KEY,
@@ -312,6 +313,21 @@ def test_an_owner_whose_record_was_not_shown_is_fenced_too(
     last = read_topic(config, config.owners_topic)[-1]
     assert last.value is not None
     assert decode_owner(last.value).incarnation == "after"
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_an_owner_whose_record_kafka_has_lost_is_fenced_too(config: KafkaConfig, is_released: bool) -> None:
+    """An unclean election of owners: its last record is an older one, but the barriers name the last owner."""
+    lost, fences = lane_of(config, "lost"), FencedOwners("next")
+    acquire(config, "before", [0])
+    acquire(config, "lost", [0])
+    record = None if is_released else encode_owner(structs.replace(owner_of("before", shard=0), lane_ids=("before.0",)))
+    headers = [*record_headers(KIND_OWNER, "", "any"), (HEADER_LANE, b"before.0")]
+    produce(config, config.owners_topic, 0, owner_key(0), record, headers)
+    with pytest.raises(AcquireError, match="Kafka has lost the owner record of lost, which is fenced only now"):
+        acquire(config, "next", [0], fences=fences)
+    assert_fenced(config, lost)
+    acquire(config, "next", [0], fences=fences)
 
 
 def test_what_kafka_has_against_an_owner_record_is_told_with_the_remedy(

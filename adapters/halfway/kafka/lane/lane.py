@@ -16,7 +16,7 @@ from halfway.kafka.lane.quarantine import Quarantine, Route
 from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release
 from halfway.kafka.lane.suspect_lane import SuspectLane
 from halfway.kafka.lane.transaction import LaneContext, admit, largest_by_topic, still_wanted, write_transaction
-from halfway.kafka.records.codec import KIND_OWNER, record_headers
+from halfway.kafka.records.codec import HEADER_LANE, KIND_OWNER, record_headers
 from halfway.kafka.records.lane_records import Encoded, owner_key
 from halfway.protocol.errors import HalfwayError, KafkaUnavailableError, NotWrittenError
 
@@ -187,7 +187,7 @@ class LaneThread(OwnedThread):
 
     def _produce_releases(self, producer: TransactionalProducer, shards: Sequence[int]) -> None:
         topic = self._context.config.owners_topic
-        headers = record_headers(KIND_OWNER, "", "released")
+        headers = [*record_headers(KIND_OWNER, "", "released"), (HEADER_LANE, producer.transactional_id)]
         for shard in shards:
             producer.produce(topic, None, owner_key(shard), shard, headers=headers)
 

@@ -18,6 +18,7 @@ from halfway.kafka.clients.transactional_producer import (
     TransactionalProducer,
     initialised,
     kafka_error,
+    lane_ids,
 )
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.ownership.former_owners import (
@@ -27,6 +28,7 @@ from halfway.kafka.ownership.former_owners import (
     FencedOwners,
     FormerOwners,
     FormerOwnerUnknownError,
+    LastClaim,
 )
 from halfway.kafka.records.codec import (
     BARRIER_KEY,
@@ -99,13 +101,19 @@ class Acquisition:
     skipped: Callable[[str, str], None]
     """Counts a record that cannot be decoded: topic, reason."""
     claimed: bool = False
-    former: str | None = None
-    """The incarnation that owned the shard before, once step 3 is done; None if it was released or never owned."""
     released: dict[int, int] = field(default_factory=dict)
     _acquisition_deadline: AcquisitionDeadline = field(init=False, repr=False)
     _former_owners: FormerOwners = field(init=False, repr=False)
+    _last_claim: LastClaim = field(default_factory=LastClaim, init=False, repr=False)
+    _claimants: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    """By topic: who wrote the last barrier before the one of this attempt."""
     _refusal: KafkaError | None = field(default=None, init=False, repr=False)
     """Why Kafka did not take a record of step 4."""
+
+    @property
+    def former(self) -> str | None:
+        """The incarnation that owned the shard before, once step 3 is done; None if it was released or never owned."""
+        return self._last_claim.last
 
     def acquire(self) -> Acquired:
         """Acquire the shard, or AcquireError.
@@ -178,7 +186,7 @@ class Acquisition:
             released=self.released,
             fences=self.fences,
         )
-        self.former = self._former_owners.fence_all([self.shard])[self.shard].last
+        self._last_claim = self._former_owners.fence_all([self.shard])[self.shard]
 
     # --- step 4
 
@@ -220,7 +228,7 @@ class Acquisition:
         hidden = self._former_owners.fence_before(self.shard, offset)
         if hidden.known:
             log.warning("former_owner_was_hidden", shard=self.shard, incarnation=hidden.last)
-            self.former = hidden.last
+            self._last_claim = hidden
             if hidden.last is not None and hidden.last not in fenced:
                 raise AcquireError("claiming", f"{hidden.last} owned the shard, and is fenced only now")
 
@@ -265,7 +273,7 @@ class Acquisition:
         config, shard = self.config, self.shard
         state = ShardState(shard, horizon_ms=round(config.outcome_horizon_s * 1000))
         state.acquired_at = time.time_ns() // 1_000_000
-        handle = self._fold_into(state)
+        handle = self._fold_into(state, barriers)
         horizon = state.acquired_at - round(config.outcome_horizon_s * 1000)
         starts, state.op_recent, state.ends = self._start_offsets(reader, barriers, horizon - BORN_AFTER_END_MS)
         state.op_start = max(0, starts[config.op_topic])
@@ -274,6 +282,7 @@ class Acquisition:
         for topics in ((config.parked_topic,), (config.half_topic, config.op_topic)):
             reader.add({(topic, shard): starts[topic] for topic in topics})
             self._read_up_to({(topic, shard): barriers[topic] + 1 for topic in topics}, reader, handle)
+            self._demand_fenced()
         state.barrier = barriers[config.half_topic]
         state.half_tail = state.barrier + 1
         # If there was nothing to read in op, its cursor must not go back to the beginning.
@@ -282,6 +291,19 @@ class Acquisition:
         return Acquired(
             shard=shard, state=state, barrier=barriers[config.half_topic], released_at=self.released.get(shard)
         )
+
+    def _demand_fenced(self) -> None:
+        """Fence who wrote the last barrier, if owners names somebody else: Kafka has lost the last owner record.
+
+        Raises AcquireError: it is fenced only now, and may have written behind the barriers of this attempt.
+        """
+        known = self._last_claim.lane_ids  # none of a release of an earlier version: it may be anybody's
+        for name in set(self._claimants.values()):
+            ids = lane_ids(self.config.prefix, name)
+            if known and name not in self.fences and set(known).isdisjoint(ids):
+                self._former_owners.fence({name: ids})
+                self._last_claim.record(name, ids)
+                raise AcquireError("folding", f"Kafka has lost the owner record of {name}, which is fenced only now")
 
     def _read_up_to(
         self, targets: Mapping[Place, int], reader: Reader, handle: Callable[[Place, Message], None]
@@ -330,7 +352,7 @@ class Acquisition:
     def _folded_topics(self) -> tuple[str, str, str]:
         return self.config.half_topic, self.config.op_topic, self.config.parked_topic
 
-    def _fold_into(self, state: ShardState) -> Callable[[Place, Message], None]:
+    def _fold_into(self, state: ShardState, barriers: Mapping[str, int]) -> Callable[[Place, Message], None]:
         half, op, shards = self.config.half_topic, self.config.op_topic, self.config.shards
         payloads = _Payloads(state, self.config.payload_cache_bytes // shards)
         skip = self.config.skip_records
@@ -342,7 +364,8 @@ class Acquisition:
             topic = place[0]
             try:
                 if message.key() == BARRIER_KEY:
-                    barrier_in(message)
+                    if offset < barriers[topic]:
+                        self._claimants[topic] = barrier_in(message).incarnation
                 elif topic == half:
                     key, record = half_in(message, shards)
                     state.apply_half(offset, key, record)

@@ -42,6 +42,7 @@ from halfway.kafka.records.lane_records import (
     note_skipped,
     owner_in,
     owner_key,
+    released_by,
 )
 from halfway.protocol.records import Owner
 
@@ -210,6 +211,7 @@ class LastClaim:
     last: str | None = None
     """The incarnation; None if the shard was released or never claimed."""
     lane_ids: tuple[str, ...] = ()
+    """Those of its lane; of a release, the one that wrote it."""
     known: bool = False
     foreign: bool = False
     """The partition contains a record with the key that halfway did not write."""
@@ -294,7 +296,7 @@ class FormerOwners:
             former = {claim.last: claim.lane_ids for claim in claims.values() if claim.last is not None}
             unfenced = {name: ids for name, ids in former.items() if name not in self.fences}
             if unfenced:
-                self._fence(unfenced)
+                self.fence(unfenced)
             elif reached:
                 break
             self.acquisition_deadline.check(f"reading {', '.join(f'{topic}-{shard}' for topic, shard in claims)}")
@@ -308,7 +310,7 @@ class FormerOwners:
         """
         return self.reader.read_until(targets, time.monotonic() + _LOOK_S, self._handler(claims))
 
-    def _fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
+    def fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
         """Step 3: fence the lane ids of former owners."""
         for incarnation, ids in owners.items():
             check = partial(self.acquisition_deadline.check, "waiting for the fence of the former owner")
@@ -346,7 +348,7 @@ class FormerOwners:
         shard = message.partition() or 0
         if owner is None:
             self.released[shard] = message.timestamp()[1]
-            claim.record(None, ())
+            claim.record(None, released_by(message))
         else:
             self.released.pop(shard, None)
             claim.record(owner.incarnation, owner.lane_ids)

@@ -171,6 +171,8 @@ HEADER_GROUP: Final = "halfway-group"
 HEADER_STATE: Final = "halfway-state"
 HEADER_PREPARED_AT: Final = "halfway-prepared-at"
 HEADER_BARRIER: Final = "halfway-barrier"
+HEADER_LANE: Final = "halfway-lane"
+"""In a release: the transactional id that wrote it, and so the owner whose release it is."""
 HEADER_LIMITS: Final = "halfway-limits"
 """A group's limits as JSON. An earlier release reads the group without them, and leaves them out if it changes it."""
 

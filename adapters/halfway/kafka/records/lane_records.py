@@ -19,6 +19,7 @@ from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import LaneWrite, Tombstone
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import (
+    HEADER_LANE,
     HEADER_PREPARED_AT,
     KIND_BARRIER,
     KIND_GROUP,
@@ -351,6 +352,13 @@ def owner_in(message: Message) -> Owner | None:
     owner = decode_owner(value)
     _require_same_name(str(shard), str(owner.shard))
     return owner
+
+
+def released_by(message: Message) -> tuple[str, ...]:
+    """Return the transactional id that a release names; nothing for one of an earlier release of halfway."""
+    return tuple(
+        value.decode() for name, value in headers_of(message) if name == HEADER_LANE and isinstance(value, bytes)
+    )
 
 
 def is_layout(message: Message) -> bool:
