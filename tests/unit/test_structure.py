@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_228,
     "lines of halfway/schemas": 107,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_859,
+    "lines of tests": 77_862,
     "lines of bench": 3_999,
     "bytes of pages": 204_768,
     "settings": 50,

@@ -31,8 +31,10 @@ OF_A_SHARD = {
     "with ids of halfway, end: " + MOVED,
     "with ids of their own, prepare: " + MOVED,
     "with ids of their own, end: " + MOVED,
+    "with ids of their own, prepare: 503 outcome_unknown with Retry-After",
 }
-"""What callers may see while a shard moves. A prepare without an id needs no particular shard."""
+"""What callers may see while a shard moves. A prepare without an id needs no particular shard. One with an id is
+unknown if Kafka has stored its half only after the shard was gone."""
 
 
 @dataclass

@@ -55,8 +55,8 @@ async def test_a_permission_that_is_taken_away_is_named_with_its_command(
 
     def allowed_by(flag: str, resource: str, operation: str) -> re.Pattern[str]:
         return re.compile(
-            rf"kafka-acls\.sh --bootstrap-server \S+ --add --allow-principal 'User:{USER}' "
-            rf"{flag} '{re.escape(resource)}'[^\"]* --operation {operation}"
+            r"kafka-acls\.sh --bootstrap-server \S+ --command-config admin\.properties --add "
+            rf"--allow-principal 'User:{USER}' {flag} '{re.escape(resource)}'[^\"]* --operation {operation}"
         )
 
     op, half, members = (restricted.topic(kind) for kind in ("op", "half", "members"))

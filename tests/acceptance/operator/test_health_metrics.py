@@ -58,6 +58,7 @@ NOT_HERE = {
     "halfway_missing_transactions_total",  # with a fault of Kafka
     "halfway_shard_not_acquired_seconds",
     "halfway_stream_operations_total",  # with a stream
+    "halfway_worker_replaced_total",  # with workers
 }
 """What this run does not export with each label."""
 
