@@ -356,9 +356,8 @@ def owner_in(message: Message) -> Owner | None:
 
 def released_by(message: Message) -> tuple[str, ...]:
     """Return the transactional id that a release names; nothing for one of an earlier release of halfway."""
-    return tuple(
-        value.decode() for name, value in headers_of(message) if name == HEADER_LANE and isinstance(value, bytes)
-    )
+    values = (value for name, value in headers_of(message) if name == HEADER_LANE)
+    return tuple(value.decode(errors="replace") for value in values if isinstance(value, bytes))
 
 
 def is_layout(message: Message) -> bool:
